@@ -1,0 +1,142 @@
+"""Checks of what callers pass. Every failure names the argument, what was found and what is allowed."""
+
+from __future__ import annotations
+
+import math
+import operator
+import sys
+from typing import Any
+
+import numpy as np
+
+from hopper_attention.reference.arrays import FLOAT_DTYPES, FP8_DTYPES, View, dtype_name, is_array, is_torch
+from hopper_attention.reference.mask import Mask
+
+
+def require(condition: bool, *parts: Any) -> None:
+    """Raise ValueError with the joined `parts` unless `condition`."""
+    if not condition:
+        raise ValueError("".join(str(part) for part in parts))
+
+
+def check_array(name: str, x: Any) -> None:
+    """TypeError unless `x` is a numpy array or torch tensor, ValueError unless it is on the CPU."""
+    if not is_array(x):
+        raise TypeError(f"{name} is {type(x).__name__}; a numpy array or a torch tensor is needed")
+    if is_torch(x):
+        require(x.device.type == "cpu", name, " is on ", x.device, "; the reference takes CPU tensors, all of them")
+        torch = sys.modules["torch"]
+        if x.requires_grad and torch.is_grad_enabled():
+            raise NotImplementedError(f"{name} requires grad, but this is forward only: call under torch.inference_mode()")
+
+
+def floats(name: str, x: Any, rank: int, dtypes: tuple[str, ...] = FLOAT_DTYPES) -> View:
+    """A View of `x`, which has `rank` axes and one of `dtypes`."""
+    check_array(name, x)
+    if dtype_name(x) not in dtypes:
+        raise TypeError(f"{name} has dtype {dtype_name(x)}; allowed: {', '.join(dtypes)}")
+    require(x.ndim == rank, name, " has ", x.ndim, " dimensions; ", rank, " are needed")
+    return View(x)
+
+
+def integers(name: str, x: Any, shape: tuple[int | None, ...]) -> np.ndarray:
+    """int32 array -> int64 numpy array. `shape` has None where any length is allowed."""
+    check_array(name, x)
+    if dtype_name(x) != "int32":
+        raise TypeError(f"{name} has dtype {dtype_name(x)}; int32 is needed")
+    found = tuple(x.shape)
+    fits = len(found) == len(shape) and all(want in (None, have) for want, have in zip(shape, found))
+    require(fits, name, " has shape ", found, "; (", ", ".join("any" if n is None else str(n) for n in shape), ") is needed")
+    return (x.detach().numpy() if is_torch(x) else x).astype(np.int64)
+
+
+def optional_integers(name: str, x: Any, shape: tuple[int | None, ...]) -> np.ndarray | None:
+    """`integers`, or None for None."""
+    return None if x is None else integers(name, x, shape)
+
+
+def integer(name: str, value: Any) -> int:
+    """A Python int from anything that is one."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} is {type(value).__name__}; an integer is needed") from None
+
+
+def number(name: str, value: Any) -> float:
+    """A finite Python float."""
+    try:
+        result = float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} is {type(value).__name__}; a number is needed") from None
+    require(math.isfinite(result), name, " is ", result, "; a finite number is needed")
+    return result
+
+
+def shape_is(name: str, view: View, shape: tuple[int, ...]) -> None:
+    """ValueError unless `view` has `shape`."""
+    require(view.shape == shape, name, " has shape ", view.shape, "; ", shape, " is needed")
+
+
+def check_bound(name: str, value: Any) -> None:
+    """max_seqlen_*: None, an integer or a 0-d integer array; it bounds work on the GPU and has no effect here."""
+    if value is not None:
+        require(integer(name, value) >= 0, name, " is ", value, "; 0 or more is allowed")
+
+
+def check_counts(num_splits: Any, sm_margin: Any) -> None:
+    """num_splits 0..256 and sm_margin >= 0; both are about speed only and have no effect here."""
+    splits = integer("num_splits", num_splits)
+    require(0 <= splits <= 256, "num_splits is ", splits, "; 0 (the plan chooses) to 256 is allowed")
+    require(integer("sm_margin", sm_margin) >= 0, "sm_margin is ", sm_margin, "; 0 or more is allowed")
+
+
+def check_kv(q: View, k: View, v: View, names: tuple[str, str] = ("k", "v")) -> None:
+    """dtypes, head counts and head dims of q (..., Hq, D), k (..., Hk, D) and v (..., Hk, Dv)."""
+    k_name, v_name = names
+    if k.dtype != v.dtype or (k.dtype != q.dtype and k.dtype not in FP8_DTYPES):
+        raise TypeError(f"q, {k_name} and {v_name} have dtypes {q.dtype}, {k.dtype} and {v.dtype}; one dtype is needed")
+    require(k.shape[:-1] == v.shape[:-1], v_name, " has shape ", v.shape, "; all but the head dim must equal ", k_name, "'s ", k.shape)
+    require(q.shape[-1] == k.shape[-1], "q and ", k_name, " have head dims ", q.shape[-1], " and ", k.shape[-1], "; they must be equal")
+    require(q.shape[-1] > 0 and v.shape[-1] > 0, "head dims are ", q.shape[-1], " and ", v.shape[-1], "; 1 or more is needed")
+    heads_q, heads_k = q.shape[-2], k.shape[-2]
+    require(heads_k > 0, k_name, " has 0 heads; 1 or more is needed")
+    require(heads_q % heads_k == 0, "q has ", heads_q, " heads and ", k_name, " ", heads_k, "; a multiple is needed")
+
+
+def mask_of(causal: Any, window_size: Any, attention_chunk: Any, cp_world_size: Any = 1, cp_rank: Any = 0) -> Mask:
+    """The mask arguments in canonical form: causal is a right window of 0, None is unlimited or off."""
+    window = (-1, -1) if window_size is None else tuple(window_size)
+    require(len(window) == 2, "window_size is ", window, "; (left, right) is needed")
+    left, right = (integer("window_size", side) for side in window)
+    require(left >= -1 and right >= -1, "window_size is ", window, "; -1 (unlimited) or more is allowed")
+    chunk = 0 if attention_chunk is None else integer("attention_chunk", attention_chunk)
+    require(chunk >= 0, "attention_chunk is ", chunk, "; 0 (off) or more is allowed")
+    world, rank = integer("cp_world_size", cp_world_size), integer("cp_rank", cp_rank)
+    require(world >= 1, "cp_world_size is ", world, "; 1 or more is allowed")
+    require(0 <= rank < world, "cp_rank is ", rank, "; 0 to ", world - 1, " is allowed")
+    return Mask(left, 0 if causal else right, chunk, world, rank)
+
+
+def softcap_of(softcap: Any) -> float:
+    """0 or more, finite."""
+    value = number("softcap", softcap)
+    require(value >= 0, "softcap is ", value, "; 0 (off) or more is allowed")
+    return value
+
+
+def check_overlap(out: View, inputs: dict[str, View | None]) -> None:
+    """ValueError if `out` shares memory with an input, or with itself through a stride of 0."""
+    sizes = zip(out.memory.shape, out.memory.strides)
+    require(all(n < 2 or stride for n, stride in sizes) or out.memory.size == 0, "out has a stride of 0: it must not overlap itself")
+    for name, view in inputs.items():
+        if view is not None and np.may_share_memory(out.memory, view.memory):
+            require(not overlaps(out.memory, view.memory), "out overlaps ", name, "; it must be memory of its own")
+
+
+def overlaps(a: np.ndarray, b: np.ndarray) -> bool:
+    """Whether two arrays share an element; undecided cases, which need unusual strides, count as no."""
+    try:
+        return np.shares_memory(a, b, max_work=100_000)
+    except np.exceptions.TooHardError:
+        return False

@@ -1,0 +1,333 @@
+"""The public functions on numpy arrays and CPU torch tensors: same names, arguments, semantics and results as on the GPU.
+
+Dimension letters: B batch, Sq / Sk queries / keys of a sequence, T tokens of all sequences, Hq / Hk heads of q / of k and v,
+D head dim of q and k, Dv head dim of v and out. dtypes: float16 and bfloat16 (torch, or numpy with ml_dtypes) and fp8 e4m3
+(torch) are computed in float32; float32 and float64 in their own precision. Any head dim, stride and alignment is allowed,
+which the kernels do not. Arguments that only steer the GPU (num_splits, pack_gqa, deterministic, sm_margin,
+scheduler_metadata, workspace, max_seqlen_*, batch_invariant) have no effect; out-of-range numbers are refused all the same.
+
+Raises ValueError, TypeError or NotImplementedError before anything is written. Metadata (lengths, pages) is clamped, never
+trusted, as on the GPU.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from hopper_attention.reference.call import Call, packed_queries
+from hopper_attention.reference.checks import (
+    check_bound,
+    check_counts,
+    check_kv,
+    floats,
+    integer,
+    integers,
+    mask_of,
+    optional_integers,
+    require,
+    shape_is,
+)
+from hopper_attention.reference.keys import DenseKeys, PackedKeys, PagedKeys, rotate
+from hopper_attention.reference.mask import lengths
+from hopper_attention.reference.split import flash_attn_combine, merge_states
+
+__all__ = [
+    "flash_attn_combine",
+    "flash_attn_func",
+    "flash_attn_varlen_func",
+    "flash_attn_with_kvcache",
+    "merge_states",
+]
+
+
+def flash_attn_func(
+    q,
+    k,
+    v,
+    softmax_scale=None,
+    causal=False,
+    qv=None,
+    q_descale=None,
+    k_descale=None,
+    v_descale=None,
+    window_size=(-1, -1),
+    attention_chunk=0,
+    softcap=0.0,
+    num_splits=1,
+    pack_gqa=None,
+    deterministic=False,
+    sm_margin=0,
+    return_attn_probs=False,
+    *,
+    s_aux=None,
+    out=None,
+    softmax_lse=None,
+    batch_invariant=False,
+    workspace=None,
+):
+    """Dense attention. q (B, Sq, Hq, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv) -> out (B, Sq, Hq, Dv).
+
+    With return_attn_probs also LSE (B, Hq, Sq), natural log, float32 (float64 for float64). A row that sees no key gives 0
+    and -inf, with a sink (s_aux (Hq,)) 0 and the sink.
+    """
+    check_counts(num_splits, sm_margin)
+    q, k, v = floats("q", q, 4), floats("k", k, 4), floats("v", v, 4)
+    check_kv(q, k, v)
+    require(q.shape[0] == k.shape[0], "q has batch ", q.shape[0], " and k ", k.shape[0], "; they must be equal")
+    call = Call(q, k, v, qv, mask_of(causal, window_size, attention_chunk), q.shape[0])
+    call.set_softmax(softmax_scale, softcap, s_aux, q_descale, k_descale, v_descale)
+    call.set_outputs(out, softmax_lse)
+    for b in range(call.batch):
+        call.attend(b, (b, slice(0, q.shape[1])), DenseKeys(b, k.shape[1]), lengths(q.shape[1], k.shape[1]))
+    return call.result(return_attn_probs)
+
+
+def flash_attn_varlen_func(
+    q,
+    k,
+    v,
+    cu_seqlens_q,
+    cu_seqlens_k=None,
+    max_seqlen_q=None,
+    max_seqlen_k=None,
+    seqused_q=None,
+    seqused_k=None,
+    softmax_scale=None,
+    causal=False,
+    qv=None,
+    q_descale=None,
+    k_descale=None,
+    v_descale=None,
+    window_size=(-1, -1),
+    attention_chunk=0,
+    softcap=0.0,
+    num_splits=1,
+    pack_gqa=None,
+    deterministic=False,
+    sm_margin=0,
+    return_attn_probs=False,
+    *,
+    page_table=None,
+    scheduler_metadata=None,
+    s_aux=None,
+    out=None,
+    softmax_lse=None,
+    cp_world_size=1,
+    cp_rank=0,
+    cp_tot_seqused_k=None,
+    batch_invariant=False,
+    workspace=None,
+):
+    """Sequences of different lengths, packed. q (Tq, Hq, D), k (Tk, Hk, D), v (Tk, Hk, Dv) -> out (Tq, Hq, Dv).
+
+    cu_seqlens_* (B + 1,) int32: where each sequence starts; seqused_* (B,): how much of it counts. With page_table (B, n),
+    k and v are (pages, page_size, Hk, D) and seqused_k is needed. With return_attn_probs also LSE (Hq, Tq). Rows outside all
+    sequences are not written (0 and -inf in arrays made here).
+    """
+    check_counts(num_splits, sm_margin)
+    check_bound("max_seqlen_q", max_seqlen_q)
+    check_bound("max_seqlen_k", max_seqlen_k)
+    paged = page_table is not None
+    q, k, v = floats("q", q, 3), floats("k", k, 4 if paged else 3), floats("v", v, 4 if paged else 3)
+    check_kv(q, k, v)
+    starts_q = integers("cu_seqlens_q", cu_seqlens_q, (None,))
+    require(len(starts_q) >= 1, "cu_seqlens_q is empty; batch + 1 elements are needed")
+    batch = len(starts_q) - 1
+    used_q = optional_integers("seqused_q", seqused_q, (batch,))
+    used_k = optional_integers("seqused_k", seqused_k, (batch,))
+    totals = cp_totals(cp_world_size, cp_tot_seqused_k, batch)
+    if paged:
+        require(cu_seqlens_k is None, "cu_seqlens_k is given with page_table; pages take their lengths from seqused_k")
+        require(used_k is not None, "seqused_k is missing; it is needed with page_table")
+        table = integers("page_table", page_table, (batch, None))
+        keys = [PagedKeys(table[b], k.shape[0], k.shape[1]) for b in range(batch)]
+        lengths_k = [clamp(used_k[b], 0, keys[b].capacity) for b in range(batch)]
+    else:
+        require(cu_seqlens_k is not None, "cu_seqlens_k is missing; without page_table it is needed")
+        keys, lengths_k = packed_keys(integers("cu_seqlens_k", cu_seqlens_k, (batch + 1,)), used_k, k.shape[0])
+    call = Call(q, k, v, qv, mask_of(causal, window_size, attention_chunk, cp_world_size, cp_rank), batch)
+    call.set_softmax(softmax_scale, softcap, s_aux, q_descale, k_descale, v_descale)
+    call.set_outputs(out, softmax_lse)
+    for b, rows in enumerate(packed_queries(starts_q, used_q, q.shape[0])):
+        call.attend(b, (rows,), keys[b], lengths(rows.stop - rows.start, lengths_k[b], totals and totals[b]))
+    return call.result(return_attn_probs)
+
+
+def flash_attn_with_kvcache(
+    q,
+    k_cache,
+    v_cache,
+    k=None,
+    v=None,
+    qv=None,
+    rotary_cos=None,
+    rotary_sin=None,
+    cache_seqlens=None,
+    cache_batch_idx=None,
+    cache_leftpad=None,
+    page_table=None,
+    cu_seqlens_q=None,
+    cu_seqlens_k_new=None,
+    max_seqlen_q=None,
+    rotary_seqlens=None,
+    q_descale=None,
+    k_descale=None,
+    v_descale=None,
+    softmax_scale=None,
+    causal=False,
+    window_size=(-1, -1),
+    attention_chunk=0,
+    softcap=0.0,
+    rotary_interleaved=True,
+    scheduler_metadata=None,
+    num_splits=0,
+    pack_gqa=None,
+    sm_margin=0,
+    return_softmax_lse=False,
+    *,
+    s_aux=None,
+    out=None,
+    softmax_lse=None,
+    cp_world_size=1,
+    cp_rank=0,
+    cp_tot_seqused_k=None,
+    batch_invariant=False,
+    workspace=None,
+):
+    """Attention over a K/V cache, after appending k and v to it in place if they are given.
+
+    q (B, Sq, Hq, D), or (T, Hq, D) with cu_seqlens_q (B + 1,). k_cache (Bc, S, Hk, D), v_cache (Bc, S, Hk, Dv), or with
+    page_table (B, n) (pages, page_size, Hk, ...). k (B, Sn, Hk, D) and v, or (Tn, Hk, ...) with cu_seqlens_k_new, go to the
+    slots cache_seqlens, cache_seqlens + 1, ... of the sequence; what does not fit is dropped. Attention sees
+    cache_seqlens + new - leftpad keys, starting at slot leftpad. cache_batch_idx (B,) picks rows of the cache; an index
+    outside it has no keys. rotary_cos, rotary_sin (positions, rotary_dim / 2) rotate new keys at rotary_seqlens (default
+    cache_seqlens) + j and queries likewise if causal or windowed, else all at the start; q is not modified, its rotated
+    values are rounded to its dtype. Returns out like q with Dv; with return_softmax_lse also LSE (B, Hq, Sq) or (Hq, T).
+    """
+    check_counts(num_splits, sm_margin)
+    check_bound("max_seqlen_q", max_seqlen_q)
+    q = floats("q", q, 4 if cu_seqlens_q is None else 3)
+    cache_k, cache_v = floats("k_cache", k_cache, 4), floats("v_cache", v_cache, 4)
+    check_kv(q, cache_k, cache_v, ("k_cache", "v_cache"))
+    if cu_seqlens_q is None:
+        batch = q.shape[0]
+        rows = [slice(0, q.shape[1])] * batch
+    else:
+        starts_q = integers("cu_seqlens_q", cu_seqlens_q, (None,))
+        require(len(starts_q) >= 1, "cu_seqlens_q is empty; batch + 1 elements are needed")
+        batch = len(starts_q) - 1
+        rows = packed_queries(starts_q, None, q.shape[0])
+    keys = cache_keys(cache_k, batch, page_table, cache_batch_idx)
+    used = cache_lengths(cache_seqlens, keys)
+    leftpad = optional_integers("cache_leftpad", cache_leftpad, (batch,))
+    totals = cp_totals(cp_world_size, cp_tot_seqused_k, batch)
+    mask = mask_of(causal, window_size, attention_chunk, cp_world_size, cp_rank)
+    call = Call(q, cache_k, cache_v, qv, mask, batch)
+    call.set_softmax(softmax_scale, softcap, s_aux, q_descale, k_descale, v_descale)
+    call.set_outputs(out, softmax_lse)
+    new_k, new_v, new_rows = new_keys(k, v, cu_seqlens_k_new, cache_k, cache_v, batch)
+    require(new_k is None or cache_seqlens is not None, "cache_seqlens is missing; it is needed to append k")
+    cos, sin = rotary_tables(rotary_cos, rotary_sin, new_k, q.shape[-1])
+    starts = optional_integers("rotary_seqlens", rotary_seqlens, (batch,))
+    starts = used if starts is None else starts
+
+    new_lengths = [0] * batch
+    for b in range(batch) if new_k is not None else ():
+        values_k, values_v = new_k.read(new_rows[b]), new_v.read(new_rows[b])
+        new_lengths[b] = len(values_k)
+        if cos is not None:
+            values_k = rotate(values_k, starts[b] + np.arange(len(values_k)), cos, sin, rotary_interleaved)
+        keys[b].write(cache_k, used[b], values_k)
+        keys[b].write(cache_v, used[b], values_v)
+
+    moving = mask.left != -1 or mask.right != -1 or mask.chunk != 0
+    for b in range(batch):
+        pad = 0 if leftpad is None else clamp(leftpad[b], 0, keys[b].capacity)
+        length_k = max(0, min(used[b] + new_lengths[b], keys[b].capacity) - pad)
+        length_q = rows[b].stop - rows[b].start
+        rotation = None
+        if cos is not None:
+            rotation = (starts[b] + np.arange(length_q) * moving, cos, sin, rotary_interleaved)
+        index = (b, rows[b]) if cu_seqlens_q is None else (rows[b],)
+        call.attend(b, index, keys[b], lengths(length_q, length_k, totals and totals[b]), pad, rotation)
+    return call.result(return_softmax_lse)
+
+
+def clamp(value: int, low: int, high: int) -> int:
+    """`value`, at least `low` and at most `high`, as a Python int."""
+    return int(min(max(value, low), high))
+
+
+def packed_keys(starts: np.ndarray, used: np.ndarray | None, total: int) -> tuple[list[PackedKeys], list[int]]:
+    """Offsets from cu_seqlens_k, lengths from seqused_k if given; both inside the `total` rows there are."""
+    keys, lengths_k = [], []
+    for b in range(len(starts) - 1):
+        offset = clamp(starts[b], 0, total)
+        length = starts[b + 1] - offset if used is None else used[b]
+        lengths_k.append(clamp(length, 0, total - offset))
+        keys.append(PackedKeys(offset, lengths_k[-1]))
+    return keys, lengths_k
+
+
+def cache_keys(cache: Any, batch: int, page_table: Any, cache_batch_idx: Any) -> list[DenseKeys] | list[PagedKeys]:
+    """Where each sequence's keys live in the cache."""
+    if page_table is not None:
+        require(cache_batch_idx is None, "cache_batch_idx is given with page_table; a page table already picks the pages")
+        table = integers("page_table", page_table, (batch, None))
+        return [PagedKeys(table[b], cache.shape[0], cache.shape[1]) for b in range(batch)]
+    rows = optional_integers("cache_batch_idx", cache_batch_idx, (batch,))
+    if rows is None:
+        require(cache.shape[0] == batch, "k_cache has batch ", cache.shape[0], " and q ", batch, "; without cache_batch_idx they must be equal")
+        rows = np.arange(batch)
+    inside = (rows >= 0) & (rows < cache.shape[0])
+    return [DenseKeys(int(row), cache.shape[1] if ok else 0) for row, ok in zip(rows, inside)]
+
+
+def cache_lengths(cache_seqlens: Any, keys: list) -> list[int]:
+    """Keys in the cache before an append: an int for all, (B,) int32, or None for full caches."""
+    if cache_seqlens is None:
+        return [entry.capacity for entry in keys]
+    if hasattr(cache_seqlens, "shape") and len(cache_seqlens.shape) > 0:
+        given = integers("cache_seqlens", cache_seqlens, (len(keys),))
+    else:
+        given = [integer("cache_seqlens", cache_seqlens)] * len(keys)
+    return [clamp(length, 0, entry.capacity) for length, entry in zip(given, keys)]
+
+
+def new_keys(k: Any, v: Any, starts: Any, cache_k: Any, cache_v: Any, batch: int):
+    """Views of the keys and values to append and the index of each sequence's; (None, None, None) if there are none."""
+    require((k is None) == (v is None), "k and v must be given together")
+    if k is None:
+        return None, None, None
+    rank = 4 if starts is None else 3
+    k, v = floats("k", k, rank, (cache_k.dtype,)), floats("v", v, rank, (cache_v.dtype,))
+    shape_is("k", k, (*k.shape[:-2], *cache_k.shape[-2:]))
+    shape_is("v", v, (*k.shape[:-2], *cache_v.shape[-2:]))
+    if starts is None:
+        require(k.shape[0] == batch, "k has batch ", k.shape[0], " and q ", batch, "; they must be equal")
+        return k, v, list(range(batch))
+    return k, v, packed_queries(integers("cu_seqlens_k_new", starts, (batch + 1,)), None, k.shape[0])
+
+
+def rotary_tables(cos: Any, sin: Any, new_k: Any, head_dim: int):
+    """cos and sin as float arrays (positions, rotary_dim / 2), or (None, None)."""
+    require((cos is None) == (sin is None), "rotary_cos and rotary_sin must be given together")
+    if cos is None:
+        return None, None
+    require(new_k is not None, "rotary_cos is given without k; rotary embedding needs k and v")
+    cos, sin = floats("rotary_cos", cos, 2), floats("rotary_sin", sin, 2)
+    shape_is("rotary_sin", sin, cos.shape)
+    require(cos.shape[0] > 0, "rotary_cos has no positions; 1 or more are needed")
+    require(2 * cos.shape[1] <= head_dim, "rotary_cos covers ", 2 * cos.shape[1], " columns; the head dim is ", head_dim)
+    return cos.read(), sin.read()
+
+
+def cp_totals(world: Any, totals: Any, batch: int) -> list[int] | None:
+    """Keys of each sequence over all context-parallel ranks; None if there is one rank."""
+    totals = optional_integers("cp_tot_seqused_k", totals, (batch,))
+    if integer("cp_world_size", world) == 1:
+        return None
+    require(totals is not None, "cp_tot_seqused_k is missing; it is needed with cp_world_size ", world)
+    return [max(0, int(total)) for total in totals]
