@@ -1,0 +1,59 @@
+// Plain types shared by the public API, the host code and the kernels. No CUDA, CuTe or torch header.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#define HOPPER_ATTENTION_EXPORT __attribute__((visibility("default")))
+
+struct CUstream_st;
+
+namespace hopper_attention {
+
+using Stream = CUstream_st*;  // the same type as cudaStream_t
+
+enum class DataType : std::uint8_t { kUnsupported, kBFloat16, kFloat16, kFloat32 };
+
+inline constexpr int kMaxRank = 5;
+inline constexpr int kCpuDevice = -1;
+
+// A strided view of somebody else's memory. Shape and strides count elements.
+struct Tensor {
+  void* data = nullptr;
+  DataType dtype = DataType::kUnsupported;
+  int device = kCpuDevice;  // CUDA ordinal
+  int rank = -1;            // -1: not given
+  std::array<std::int64_t, kMaxRank> shape{};
+  std::array<std::int64_t, kMaxRank> stride{};
+
+  bool given() const { return rank >= 0; }
+};
+
+inline constexpr int kUnlimited = -1;
+
+// Which keys a query may see, in canonical form; the meaning is visible() in src/kernels/interval_mask.h.
+struct MaskParams {
+  int left = kUnlimited;   // keys to the left of the diagonal, inclusive
+  int right = kUnlimited;  // keys to the right of the diagonal, inclusive; causal is 0
+  int chunk = 0;           // queries and keys of one chunk of this length see each other; 0 is off
+
+  friend bool operator==(MaskParams const&, MaskParams const&) = default;
+};
+
+// The shape of one tile of work. A structural type: kernels take it as a template value.
+struct TileConfig {
+  int rows = 0;        // query rows, 64 for each consumer warpgroup
+  int keys = 0;        // keys of one block
+  int head_dim = 0;    // of q and k
+  int head_dim_v = 0;  // of v and out
+  int stages = 0;      // slots of the ring that K and V blocks share
+
+  friend bool operator==(TileConfig const&, TileConfig const&) = default;
+};
+
+enum class KernelFamily : std::uint8_t {
+  kNone,     // the problem has no output elements
+  kPrefill,
+};
+
+}  // namespace hopper_attention

@@ -1,0 +1,32 @@
+// Do strided views share memory? The result is written while the inputs are read, so this must be known before the launch.
+#pragma once
+
+#include <cstdint>
+
+#include "hopper_attention/types.h"
+
+namespace hopper_attention {
+
+constexpr int element_bytes(DataType type) {
+  return type == DataType::kFloat32 ? 4 : type == DataType::kUnsupported ? 0 : 2;
+}
+
+enum class Overlap : std::uint8_t {
+  kNone,
+  kShared,   // some byte belongs to both
+  kUnknown,  // the strides are too odd to decide within the bound on the work
+};
+
+// Views may interleave in one allocation (slices of a packed tensor); only bytes of elements count, not the range they span.
+// Strides must be non-negative and every view at most 2^48 elements from its first to its last element.
+//
+// Exact: a byte is shared if and only if the difference of the two addresses is a sum of stride * x over integer ranges of x,
+// which is searched from the largest stride to the smallest. Strides of ordinary views leave at most a few values of x at each
+// level. Source of the formulation: numpy's solve_may_share_memory.
+Overlap overlap(Tensor const& a, Tensor const& b);
+
+// Whether the elements of one view provably have an address each: every stride is larger than all that the smaller strides
+// span. Every slice, transpose or reshape of a contiguous tensor passes.
+bool elements_are_distinct(Tensor const& tensor);
+
+}  // namespace hopper_attention

@@ -1,0 +1,26 @@
+// Takes the place of device.cpp and launch.cpp in a host-only build: everything up to the plan works, the rest says why not.
+#include "hopper_attention/forward.h"
+#include "host/require.h"
+
+namespace hopper_attention {
+namespace {
+
+constexpr char const* kNoKernels =
+    "this is a host-only build without kernels; rebuild without HOPPER_ATTENTION_HOST_ONLY (-DHOPPER_ATTENTION_HOST_ONLY=OFF)";
+
+}  // namespace
+
+DeviceInfo const& device_info(int ordinal) { raise<CudaError>("device ", ordinal, " cannot be read: ", kNoKernels); }
+
+void require_supported_device(int ordinal) { raise<CudaError>("device ", ordinal, " cannot be used: ", kNoKernels); }
+
+CudaVersions cuda_versions() { return {}; }
+
+void warmup(int /*ordinal*/) { raise<NotImplemented>("warmup: ", kNoKernels); }
+
+void launch(Plan const& plan, Problem const& /*problem*/, Arguments const& /*args*/, Stream /*stream*/) {
+  if (plan.kernel == KernelFamily::kNone) { return; }
+  raise<NotImplemented>("launch: ", kNoKernels);
+}
+
+}  // namespace hopper_attention
