@@ -1,14 +1,14 @@
 """The border between callers' arrays (numpy, or torch on the CPU) and the numpy code of this package.
 
-A `View` is a window on the caller's memory: it reads any slice as float32 or float64 and writes results back rounded to
-the caller's dtype. bfloat16 and fp8, which numpy lacks, go through their bits. torch is never imported from here: a tensor
-can only arrive when the caller has imported it.
+A `View` is a window on the caller's memory: it reads any slice as float32 or float64 and writes results back rounded
+to the caller's dtype. bfloat16 and fp8, which numpy lacks, go through their bits. torch is never imported from here:
+a tensor can only arrive when the caller has imported it.
 """
 
 from __future__ import annotations
 
 import sys
-from functools import lru_cache
+from functools import lru_cache, wraps
 from typing import Any
 
 import numpy as np
@@ -74,8 +74,8 @@ def e4m3_codes(values: np.ndarray) -> np.ndarray:
 class View:
     """The caller's array `x`. `read` and `write` take any numpy index.
 
-    Attributes: `shape`; `dtype`, a word such as "bfloat16"; `compute`, the numpy dtype in which to calculate: float64 for
-    float64, else float32.
+    Attributes: `shape`; `dtype`, a word such as "bfloat16"; `compute`, the numpy dtype in which to calculate: float64
+    for float64, else float32.
     """
 
     def __init__(self, x: Any):
@@ -106,12 +106,17 @@ class View:
 
     def round(self, values: np.ndarray) -> np.ndarray:
         """`values` as they would be read back after `write`, in dtype `compute`."""
-        if self.dtype == "bfloat16":
-            return float_from_bfloat16(bfloat16_from_float(values))
-        if self.dtype in FP8_DTYPES:
-            return round_to_e4m3(values)
-        with np.errstate(over="ignore"):
-            return values.astype(np.dtype(self.dtype)).astype(self.compute)
+        return round_to(self.dtype, values).astype(self.compute)
+
+
+def round_to(dtype: str, values: np.ndarray) -> np.ndarray:
+    """`values` rounded to what `dtype` can hold, in their own dtype."""
+    if dtype == "bfloat16":
+        return float_from_bfloat16(bfloat16_from_float(values)).astype(values.dtype)
+    if dtype in FP8_DTYPES:
+        return round_to_e4m3(values)
+    with np.errstate(over="ignore"):
+        return values.astype(np.dtype(dtype)).astype(values.dtype)
 
 
 def memory_of(x: Any) -> np.ndarray:
@@ -145,3 +150,51 @@ def new_array(like: Any, shape: tuple[int, ...], dtype: str, fill: float) -> Any
 def transpose_last_two(x: Any) -> Any:
     """A view with the last two axes exchanged, numpy or torch."""
     return x.swapaxes(-1, -2) if isinstance(x, np.ndarray) else x.transpose(-1, -2)
+
+
+def algorithm(function):
+    """Lets `function`, written for numpy, take numpy arrays or CPU torch tensors of any float dtype.
+
+    float64 is computed in float64, everything else in float32; results have that dtype (half inputs give float32, so
+    that the algorithm's own error can be seen) and are torch tensors if any argument is.
+    """
+
+    @wraps(function)
+    def wrapper(*args, **kwargs):
+        given = [*args, *kwargs.values()]
+        result = function(*map(operand, args), **{name: operand(x) for name, x in kwargs.items()})
+        return to_torch(result) if any(map(is_torch, given)) else result
+
+    return wrapper
+
+
+def operand(x: Any) -> Any:
+    """Float arrays in the dtype to compute in, other arrays (masks, tables) as numpy, everything else as it is."""
+    if not is_array(x):
+        return x
+    return View(x).read() if dtype_name(x) in FLOAT_DTYPES else memory_of(x)
+
+
+def to_torch(result: Any) -> Any:
+    """numpy arrays, alone or in a tuple, as torch tensors."""
+    import torch
+
+    if isinstance(result, tuple):
+        return tuple(map(to_torch, result))
+    return torch.from_numpy(np.ascontiguousarray(result)) if isinstance(result, np.ndarray) else result
+
+
+def safe(maximum: np.ndarray) -> np.ndarray:
+    """A row maximum that can be subtracted: -inf, of a row without keys, becomes 0, because -inf - -inf is NaN."""
+    return np.where(np.isneginf(maximum), maximum.dtype.type(0), maximum)
+
+
+def divide(numerator: np.ndarray, total: np.ndarray) -> np.ndarray:
+    """numerator / total, and 0 where the total is 0: a row without keys."""
+    return numerator / np.where(total == 0, total.dtype.type(1), total)
+
+
+def log_sum(maximum: np.ndarray, total: np.ndarray) -> np.ndarray:
+    """maximum + ln(total), the log-sum-exp; -inf where the total is 0."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(total == 0, total.dtype.type(-np.inf), maximum + np.log(total))

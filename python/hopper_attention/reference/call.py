@@ -23,7 +23,9 @@ def packed_queries(starts: np.ndarray, used: np.ndarray | None, total: int) -> l
 
 
 class Call:
-    """q (B, Sq, Hq, D) or (T, Hq, D), k and v with Hk heads in any of the layouts of keys.py, qv as q with Dv or None."""
+    """q (B, Sq, Hq, D) or (T, Hq, D), k and v with Hk heads in any of the layouts of keys.py, qv as q with Dv or
+    None.
+    """
 
     def __init__(self, q: View, k: View, v: View, qv: Any, mask: Mask, batch: int):
         self.q, self.k, self.v, self.mask, self.batch = q, k, v, mask, batch
@@ -73,8 +75,12 @@ class Call:
         self.lse = floats("softmax_lse", softmax_lse, len(shape), ("float32", lse_dtype))
         shape_is("softmax_lse", self.lse, shape)
 
-    def attend(self, b: int, rows: tuple, keys: Keys, length: Lengths, leftpad: int = 0, rotation: tuple | None = None) -> None:
-        """Sequence `b`: queries at index `rows` (..., slice), keys from slot `leftpad` on; `rotation` as rotate() takes it."""
+    def attend(
+        self, b: int, rows: tuple, keys: Keys, length: Lengths, leftpad: int = 0, rotation: tuple | None = None
+    ) -> None:
+        """Sequence `b`: queries at index `rows` (..., slice), keys from slot `leftpad` on; `rotation` as rotate()
+        takes it.
+        """
         if length.q == 0 or self.group == 0:
             return
         first, last = keys_seen(self.mask, length)
@@ -93,7 +99,9 @@ class Call:
             for block, out, lse in attend_sequence(q.swapaxes(0, 1), k, v, self.mask, length, first, softmax):
                 offset = rows[-1].start
                 tile = slice(offset + block.start, offset + block.stop)
-                self.out.write((*rows[:-1], tile, heads), (out * self.v_descale[b, head].astype(out.dtype)).swapaxes(0, 1))
+                self.out.write(
+                    (*rows[:-1], tile, heads), (out * self.v_descale[b, head].astype(out.dtype)).swapaxes(0, 1)
+                )
                 self.lse.write((*rows[:-1], heads, tile), lse)
 
     def result(self, with_lse: bool) -> Any:

@@ -27,7 +27,9 @@ def check_array(name: str, x: Any) -> None:
         require(x.device.type == "cpu", name, " is on ", x.device, "; the reference takes CPU tensors, all of them")
         torch = sys.modules["torch"]
         if x.requires_grad and torch.is_grad_enabled():
-            raise NotImplementedError(f"{name} requires grad, but this is forward only: call under torch.inference_mode()")
+            raise NotImplementedError(
+                f"{name} requires grad, but this is forward only: call under torch.inference_mode()"
+            )
 
 
 def floats(name: str, x: Any, rank: int, dtypes: tuple[str, ...] = FLOAT_DTYPES) -> View:
@@ -46,7 +48,9 @@ def integers(name: str, x: Any, shape: tuple[int | None, ...]) -> np.ndarray:
         raise TypeError(f"{name} has dtype {dtype_name(x)}; int32 is needed")
     found = tuple(x.shape)
     fits = len(found) == len(shape) and all(want in (None, have) for want, have in zip(shape, found))
-    require(fits, name, " has shape ", found, "; (", ", ".join("any" if n is None else str(n) for n in shape), ") is needed")
+    require(
+        fits, name, " has shape ", found, "; (", ", ".join("any" if n is None else str(n) for n in shape), ") is needed"
+    )
     return (x.detach().numpy() if is_torch(x) else x).astype(np.int64)
 
 
@@ -96,9 +100,34 @@ def check_kv(q: View, k: View, v: View, names: tuple[str, str] = ("k", "v")) -> 
     k_name, v_name = names
     if k.dtype != v.dtype or (k.dtype != q.dtype and k.dtype not in FP8_DTYPES):
         raise TypeError(f"q, {k_name} and {v_name} have dtypes {q.dtype}, {k.dtype} and {v.dtype}; one dtype is needed")
-    require(k.shape[:-1] == v.shape[:-1], v_name, " has shape ", v.shape, "; all but the head dim must equal ", k_name, "'s ", k.shape)
-    require(q.shape[-1] == k.shape[-1], "q and ", k_name, " have head dims ", q.shape[-1], " and ", k.shape[-1], "; they must be equal")
-    require(q.shape[-1] > 0 and v.shape[-1] > 0, "head dims are ", q.shape[-1], " and ", v.shape[-1], "; 1 or more is needed")
+    require(
+        k.shape[:-1] == v.shape[:-1],
+        v_name,
+        " has shape ",
+        v.shape,
+        "; all but the head dim must equal ",
+        k_name,
+        "'s ",
+        k.shape,
+    )
+    require(
+        q.shape[-1] == k.shape[-1],
+        "q and ",
+        k_name,
+        " have head dims ",
+        q.shape[-1],
+        " and ",
+        k.shape[-1],
+        "; they must be equal",
+    )
+    require(
+        q.shape[-1] > 0 and v.shape[-1] > 0,
+        "head dims are ",
+        q.shape[-1],
+        " and ",
+        v.shape[-1],
+        "; 1 or more is needed",
+    )
     heads_q, heads_k = q.shape[-2], k.shape[-2]
     require(heads_k > 0, k_name, " has 0 heads; 1 or more is needed")
     require(heads_q % heads_k == 0, "q has ", heads_q, " heads and ", k_name, " ", heads_k, "; a multiple is needed")
@@ -128,7 +157,10 @@ def softcap_of(softcap: Any) -> float:
 def check_overlap(out: View, inputs: dict[str, View | None]) -> None:
     """ValueError if `out` shares memory with an input, or with itself through a stride of 0."""
     sizes = zip(out.memory.shape, out.memory.strides)
-    require(all(n < 2 or stride for n, stride in sizes) or out.memory.size == 0, "out has a stride of 0: it must not overlap itself")
+    require(
+        all(n < 2 or stride for n, stride in sizes) or out.memory.size == 0,
+        "out has a stride of 0: it must not overlap itself",
+    )
     for name, view in inputs.items():
         if view is not None and np.may_share_memory(out.memory, view.memory):
             require(not overlaps(out.memory, view.memory), "out overlaps ", name, "; it must be memory of its own")

@@ -1,9 +1,9 @@
 """The computation behind the public functions: one sequence, one K/V head, in blocks.
 
-One shared core for dense, varlen, paged and appended K/V: they differ only in where a key lives (keys.py). Passes over
-memory: Q, K, V and O once for each (sequence, K/V head); the working set is one block of scores, so that memory stays
-linear in the sequence length. Source: FlashAttention-2 (Dao 2023), Algorithm 1, walking the key blocks from the right as
-the kernel does.
+One shared core for dense, varlen, paged and appended K/V: they differ only in where a key lives (keys.py). Passes
+over memory: Q, K, V and O once for each (sequence, K/V head); the working set is one block of scores, so that memory
+stays linear in the sequence length. Source: FlashAttention-2 (Dao 2023), Algorithm 1, walking the key blocks from the
+right as the kernel does.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ def attend_rows(q, k, v, begin, end, softmax: Softmax):
     """Rows of one tile: online softmax over key blocks, the newest keys first.
 
     q (G, M, D): the G query heads of one K/V head; k (N, D), v (N, Dv); begin, end (M,): the keys that a row sees.
-    Returns out (G, M, Dv) and LSE (G, M), natural log. A row that sees no key gives 0 and -inf, with a sink 0 and the sink.
+    Returns out (G, M, Dv) and LSE (G, M), natural log. A row that sees no key gives 0 and -inf, with a sink 0 and the
+    sink.
     """
     heads, rows, _ = q.shape
     q = q.reshape(heads * rows, -1) * q.dtype.type(softmax.scale)
@@ -62,7 +63,9 @@ def attend_rows(q, k, v, begin, end, softmax: Softmax):
 
 
 def finalize(accumulator, row_max, row_sum, sink=None):
-    """O = accumulator / sum and LSE = max + ln(sum), the sink counted in the sum. Shapes (G, M, Dv), (G, M, 1), (G, M, 1)."""
+    """O = accumulator / sum and LSE = max + ln(sum), the sink counted in the sum. Shapes (G, M, Dv), (G, M, 1), (G,
+    M, 1).
+    """
     if sink is not None:
         logit = sink.astype(row_max.dtype).reshape(-1, 1, 1)
         new_max = np.maximum(row_max, logit)
@@ -80,8 +83,8 @@ def finalize(accumulator, row_max, row_sum, sink=None):
 def attend_sequence(q, k, v, mask: Mask, length: Lengths, first_key: int, softmax: Softmax):
     """All queries of one sequence with one K/V head, tile by tile.
 
-    q (G, len_q, D); k (N, D), v (N, Dv): the keys first_key .. first_key + N of the sequence, which must hold all that any
-    row sees. Yields (slice of rows, out (G, M, Dv), LSE (G, M)).
+    q (G, len_q, D); k (N, D), v (N, Dv): the keys first_key .. first_key + N of the sequence, which must hold all
+    that any row sees. Yields (slice of rows, out (G, M, Dv), LSE (G, M)).
     """
     rows_per_tile = max(1, SCORES_PER_BLOCK // (KEYS_PER_BLOCK * len(q)))
     if not np.isfinite(v).all():

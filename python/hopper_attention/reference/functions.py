@@ -1,13 +1,15 @@
-"""The public functions on numpy arrays and CPU torch tensors: same names, arguments, semantics and results as on the GPU.
+"""The public functions on numpy arrays and CPU torch tensors: same names, arguments, semantics and results as on the
+GPU.
 
-Dimension letters: B batch, Sq / Sk queries / keys of a sequence, T tokens of all sequences, Hq / Hk heads of q / of k and v,
-D head dim of q and k, Dv head dim of v and out. dtypes: float16 and bfloat16 (torch, or numpy with ml_dtypes) and fp8 e4m3
-(torch) are computed in float32; float32 and float64 in their own precision. Any head dim, stride and alignment is allowed,
-which the kernels do not. Arguments that only steer the GPU (num_splits, pack_gqa, deterministic, sm_margin,
-scheduler_metadata, workspace, max_seqlen_*, batch_invariant) have no effect; out-of-range numbers are refused all the same.
+Dimension letters: B batch, Sq / Sk queries / keys of a sequence, T tokens of all sequences, Hq / Hk heads of q / of k
+and v, D head dim of q and k, Dv head dim of v and out. dtypes: float16 and bfloat16 (torch, or numpy with ml_dtypes)
+and fp8 e4m3 (torch) are computed in float32; float32 and float64 in their own precision. Any head dim, stride and
+alignment is allowed, which the kernels do not. Arguments that only steer the GPU (num_splits, pack_gqa,
+deterministic, sm_margin, scheduler_metadata, workspace, max_seqlen_*, batch_invariant) have no effect; out-of-range
+numbers are refused all the same.
 
-Raises ValueError, TypeError or NotImplementedError before anything is written. Metadata (lengths, pages) is clamped, never
-trusted, as on the GPU.
+Raises ValueError, TypeError or NotImplementedError before anything is written. Metadata (lengths, pages) is clamped,
+never trusted, as on the GPU.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from hopper_attention.reference.checks import (
 )
 from hopper_attention.reference.keys import DenseKeys, PackedKeys, PagedKeys, rotate
 from hopper_attention.reference.mask import lengths
-from hopper_attention.reference.split import flash_attn_combine, merge_states
+from hopper_attention.reference.merging import flash_attn_combine, merge_states
 
 __all__ = [
     "flash_attn_combine",
@@ -69,8 +71,8 @@ def flash_attn_func(
 ):
     """Dense attention. q (B, Sq, Hq, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv) -> out (B, Sq, Hq, Dv).
 
-    With return_attn_probs also LSE (B, Hq, Sq), natural log, float32 (float64 for float64). A row that sees no key gives 0
-    and -inf, with a sink (s_aux (Hq,)) 0 and the sink.
+    With return_attn_probs also LSE (B, Hq, Sq), natural log, float32 (float64 for float64). A row that sees no key
+    gives 0 and -inf, with a sink (s_aux (Hq,)) 0 and the sink.
     """
     check_counts(num_splits, sm_margin)
     q, k, v = floats("q", q, 4), floats("k", k, 4), floats("v", v, 4)
@@ -122,9 +124,9 @@ def flash_attn_varlen_func(
 ):
     """Sequences of different lengths, packed. q (Tq, Hq, D), k (Tk, Hk, D), v (Tk, Hk, Dv) -> out (Tq, Hq, Dv).
 
-    cu_seqlens_* (B + 1,) int32: where each sequence starts; seqused_* (B,): how much of it counts. With page_table (B, n),
-    k and v are (pages, page_size, Hk, D) and seqused_k is needed. With return_attn_probs also LSE (Hq, Tq). Rows outside all
-    sequences are not written (0 and -inf in arrays made here).
+    cu_seqlens_* (B + 1,) int32: where each sequence starts; seqused_* (B,): how much of it counts. With page_table
+    (B, n), k and v are (pages, page_size, Hk, D) and seqused_k is needed. With return_attn_probs also LSE (Hq, Tq).
+    Rows outside all sequences are not written (0 and -inf in arrays made here).
     """
     check_counts(num_splits, sm_margin)
     check_bound("max_seqlen_q", max_seqlen_q)
@@ -198,13 +200,14 @@ def flash_attn_with_kvcache(
 ):
     """Attention over a K/V cache, after appending k and v to it in place if they are given.
 
-    q (B, Sq, Hq, D), or (T, Hq, D) with cu_seqlens_q (B + 1,). k_cache (Bc, S, Hk, D), v_cache (Bc, S, Hk, Dv), or with
-    page_table (B, n) (pages, page_size, Hk, ...). k (B, Sn, Hk, D) and v, or (Tn, Hk, ...) with cu_seqlens_k_new, go to the
-    slots cache_seqlens, cache_seqlens + 1, ... of the sequence; what does not fit is dropped. Attention sees
-    cache_seqlens + new - leftpad keys, starting at slot leftpad. cache_batch_idx (B,) picks rows of the cache; an index
-    outside it has no keys. rotary_cos, rotary_sin (positions, rotary_dim / 2) rotate new keys at rotary_seqlens (default
-    cache_seqlens) + j and queries likewise if causal or windowed, else all at the start; q is not modified, its rotated
-    values are rounded to its dtype. Returns out like q with Dv; with return_softmax_lse also LSE (B, Hq, Sq) or (Hq, T).
+    q (B, Sq, Hq, D), or (T, Hq, D) with cu_seqlens_q (B + 1,). k_cache (Bc, S, Hk, D), v_cache (Bc, S, Hk, Dv), or
+    with page_table (B, n) (pages, page_size, Hk, ...). k (B, Sn, Hk, D) and v, or (Tn, Hk, ...) with
+    cu_seqlens_k_new, go to the slots cache_seqlens, cache_seqlens + 1, ... of the sequence; what does not fit is
+    dropped. Attention sees cache_seqlens + new - leftpad keys, starting at slot leftpad. cache_batch_idx (B,) picks
+    rows of the cache; an index outside it has no keys. rotary_cos, rotary_sin (positions, rotary_dim / 2) rotate new
+    keys at rotary_seqlens (default cache_seqlens) + j and queries likewise if causal or windowed, else all at the
+    start; q is not modified, its rotated values are rounded to its dtype. Returns out like q with Dv; with
+    return_softmax_lse also LSE (B, Hq, Sq) or (Hq, T).
     """
     check_counts(num_splits, sm_margin)
     check_bound("max_seqlen_q", max_seqlen_q)
@@ -274,12 +277,21 @@ def packed_keys(starts: np.ndarray, used: np.ndarray | None, total: int) -> tupl
 def cache_keys(cache: Any, batch: int, page_table: Any, cache_batch_idx: Any) -> list[DenseKeys] | list[PagedKeys]:
     """Where each sequence's keys live in the cache."""
     if page_table is not None:
-        require(cache_batch_idx is None, "cache_batch_idx is given with page_table; a page table already picks the pages")
+        require(
+            cache_batch_idx is None, "cache_batch_idx is given with page_table; a page table already picks the pages"
+        )
         table = integers("page_table", page_table, (batch, None))
         return [PagedKeys(table[b], cache.shape[0], cache.shape[1]) for b in range(batch)]
     rows = optional_integers("cache_batch_idx", cache_batch_idx, (batch,))
     if rows is None:
-        require(cache.shape[0] == batch, "k_cache has batch ", cache.shape[0], " and q ", batch, "; without cache_batch_idx they must be equal")
+        require(
+            cache.shape[0] == batch,
+            "k_cache has batch ",
+            cache.shape[0],
+            " and q ",
+            batch,
+            "; without cache_batch_idx they must be equal",
+        )
         rows = np.arange(batch)
     inside = (rows >= 0) & (rows < cache.shape[0])
     return [DenseKeys(int(row), cache.shape[1] if ok else 0) for row, ok in zip(rows, inside)]
@@ -320,7 +332,9 @@ def rotary_tables(cos: Any, sin: Any, new_k: Any, head_dim: int):
     cos, sin = floats("rotary_cos", cos, 2), floats("rotary_sin", sin, 2)
     shape_is("rotary_sin", sin, cos.shape)
     require(cos.shape[0] > 0, "rotary_cos has no positions; 1 or more are needed")
-    require(2 * cos.shape[1] <= head_dim, "rotary_cos covers ", 2 * cos.shape[1], " columns; the head dim is ", head_dim)
+    require(
+        2 * cos.shape[1] <= head_dim, "rotary_cos covers ", 2 * cos.shape[1], " columns; the head dim is ", head_dim
+    )
     return cos.read(), sin.read()
 
 

@@ -1,7 +1,7 @@
 """Where the keys of a sequence live: a dense batch, a packed tensor, or pages. And the append with rotary embedding.
 
-Each class turns logical keys of one sequence into a numpy index of the K or V array; nothing else in the package knows a
-layout.
+Each class turns logical keys of one sequence into a numpy index of the K or V array; nothing else in the package
+knows a layout.
 """
 
 from __future__ import annotations

@@ -18,9 +18,9 @@ UNLIMITED = -1
 
 @dataclass(frozen=True)
 class Mask:
-    """left, right: keys on both sides of the diagonal, inclusive, -1 unlimited; causal is right = 0. chunk: queries and keys
-    of one chunk of this length see each other, 0 is off. With context parallelism this rank holds the keys whose position
-    is cp_rank modulo cp_world_size.
+    """left, right: keys on both sides of the diagonal, inclusive, -1 unlimited; causal is right = 0. chunk: queries
+    and keys of one chunk of this length see each other, 0 is off. With context parallelism this rank holds the keys
+    whose position is cp_rank modulo cp_world_size.
     """
 
     left: int = UNLIMITED
@@ -61,8 +61,8 @@ def visible(mask: Mask, row: Any, length: Lengths) -> tuple[Any, Any]:
 
 
 class BlockRange(NamedTuple):
-    """Block n holds keys [origin + n * block, origin + (n + 1) * block). A tile visits [begin, end) from the right; every
-    row sees all keys of the blocks [full_begin, full_end). `keys` is the union of the rows' intervals.
+    """Block n holds keys [origin + n * block, origin + (n + 1) * block). A tile visits [begin, end) from the right;
+    every row sees all keys of the blocks [full_begin, full_end). `keys` is the union of the rows' intervals.
     """
 
     origin: int

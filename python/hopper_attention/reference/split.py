@@ -1,106 +1,80 @@
-"""Split-KV: attention over parts of the keys, and the ways to put the parts together.
+"""Split-KV: attention over parts of the keys, and two ways to put the parts together.
 
 With S_i the scores of part i, o_i = softmax(S_i) V_i and L_i = ln(sum exp S_i), the whole is
+
     L = ln(sum_i exp(L_i)),   o = sum_i exp(L_i - L) o_i.
-Source: Flash-Decoding (Dao, Haziza, Massa, Sizov 2023); ring attention (Liu, Zaharia, Abbeel 2023).
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-from hopper_attention.reference.arrays import View, new_array, transpose_last_two
-from hopper_attention.reference.checks import check_overlap, floats, require, shape_is
+from hopper_attention.reference.arrays import algorithm, safe
+from hopper_attention.reference.attention import standard_attention
 
 
-def combine(outs: np.ndarray, lses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def split_bounds(keys: int, num_splits: int, block: int) -> list[tuple[int, int]]:
+    """`num_splits` ranges [begin, end) that cover `keys`, cut at multiples of `block`, as even as blocks allow. Later
+    ones are empty when there are fewer blocks than splits.
+    """
+    blocks = -(-keys // block)
+    share, rest = divmod(blocks, num_splits)
+    ends = np.cumsum([share + (n < rest) for n in range(num_splits)]) * block
+    return [(min(keys, int(b)), min(keys, int(e))) for b, e in zip([0, *ends[:-1]], ends, strict=True)]
+
+
+@algorithm
+def split_kv_attention(q, k, v, num_splits, *, scale=None, mask=None, block=64):
+    """Each part of the keys on its own (in the kernel: on its own SM), then `combine`. Returns out (N, Dv), LSE (N,).
+
+    Passes: K and V once in total, Q once for each split; the parts' O and LSE, num_splits N (Dv + 1) elements in
+    float32, are written and read once: worth it when there are too few queries to fill the SMs. Source: Dao, Haziza,
+    Massa, Sizov, Flash-Decoding (2023).
+    """
+    outs, lses = [], []
+    for begin, end in split_bounds(len(k), num_splits, block):
+        part_mask = None if mask is None else mask[:, begin:end]
+        out, lse = standard_attention(q, k[begin:end], v[begin:end], scale=scale, mask=part_mask)
+        outs.append(out)
+        lses.append(lse)
+    return combine_parts(np.stack(outs), np.stack(lses))
+
+
+@algorithm
+def combine_parts(outs, lses):
     """All parts at once: maximum of the LSEs, sum, weights. outs (S, ..., D), lses (S, ...) -> out (..., D), LSE (...).
 
-    Guards: a part without keys has LSE -inf (or +inf, as some kernels write) and its out may hold anything, so its weight is
-    0 and its out is replaced, not multiplied: 0 * NaN is NaN. If all parts are empty the result is 0 and -inf; the maximum
-    is then replaced by 0, because -inf - -inf is NaN. Passes: lses twice, outs once, result once.
+    Guards: a part without keys has LSE -inf (some kernels write +inf), and its out may hold anything. Its weight is 0
+    and its out is replaced, not multiplied, because 0 * NaN is NaN. If no part has keys, the result is 0 and -inf;
+    the maximum is then replaced by 0, because -inf - -inf is NaN. Passes: LSEs and outs once, result once. Source:
+    Flash-Decoding (2023), the last step.
     """
+    lses = np.where(np.isposinf(lses), -np.inf, lses).astype(lses.dtype)
+    maximum = safe(lses.max(axis=0, initial=-np.inf).astype(lses.dtype))
     with np.errstate(divide="ignore"):
-        lses = np.where(np.isposinf(lses), -np.inf, lses).astype(lses.dtype)
-        highest = lses.max(axis=0, initial=-np.inf)
-        safe = np.where(np.isneginf(highest), 0, highest).astype(lses.dtype)
-        lse = (safe + np.log(np.exp(lses - safe).sum(axis=0))).astype(lses.dtype)
-    shift = np.where(np.isneginf(lse), 0, lse).astype(lses.dtype)
+        lse = maximum + np.log(np.exp(lses - maximum).sum(axis=0))
     out = np.zeros(outs.shape[1:], outs.dtype)
-    for part_out, part_lse in zip(outs, lses):
-        weight = np.exp(part_lse - shift)[..., None].astype(outs.dtype)
+    for part_out, part_lse in zip(outs, lses, strict=True):
+        weight = np.exp(part_lse - safe(lse))[..., None]
         out += np.where(weight == 0, 0, part_out) * weight
     return out, lse
 
 
-def merge(out_a, lse_a, out_b, lse_b) -> tuple[np.ndarray, np.ndarray]:
-    """Two parts over disjoint keys: `combine` of two. out (..., D), LSE (...)."""
-    return combine(np.stack([out_a, out_b]), np.stack([lse_a, lse_b]))
+@algorithm
+def sequential_merge(outs, lses):
+    """Ring attention's way: parts come one after the other and only the result so far, (o, L), is kept,
 
+        L' = L + ln(1 + exp(L_i - L)),   o' = exp(L - L') o + exp(L_i - L') o_i.
 
-def flash_attn_combine(out_partial, lse_partial, out=None, out_dtype=None):
-    """Combine S partial results. out_partial (S, B, M, H, D) float32, lse_partial (S, B, M, H) float32.
-
-    Returns out (B, M, H, D) in `out_dtype` (default: that of `out`, else of out_partial) and LSE (B, M, H), a transposed view
-    of (B, H, M). A partial LSE of -inf or +inf means no keys: its out is never read into the result; no keys at all give 0
-    and -inf. float64 is taken too. Raises ValueError, TypeError; allocates out unless given, and LSE.
+    The same formula as `combine_parts` for two parts, applied S - 1 times. It differs in what it needs and in what it
+    rounds: `combine_parts` must hold all S parts, takes one maximum and weighs each part once, in a fixed order; here
+    memory does not grow with S, and a transfer can overlap the next part, but every step normalises and rounds again,
+    so that the error grows with S and the last bits depend on the order in which parts arrive. Guards are the same.
+    Shapes as combine_parts. Passes: each part once, the result S times. Source: Liu, Zaharia, Abbeel, Ring Attention
+    (2023), section 3.
     """
-    parts = floats("out_partial", out_partial, 5, ("float32", "float64"))
-    logs = floats("lse_partial", lse_partial, 4, (parts.dtype,))
-    shape_is("lse_partial", logs, parts.shape[:-1])
-    splits, batch, rows, heads, _ = parts.shape
-    wanted = None if out_dtype is None else dtype_word(out_dtype)
-    if out is None:
-        out = new_array(out_partial, parts.shape[1:], wanted or parts.dtype, 0.0)
-    target = floats("out", out, 4, (wanted,) if wanted else ("bfloat16", "float16", "float32", "float64"))
-    shape_is("out", target, parts.shape[1:])
-    check_overlap(target, {"out_partial": parts, "lse_partial": logs})
-    lse = new_array(out_partial, (batch, heads, rows), parts.dtype, -np.inf)
-    for b in range(batch):
-        every = slice(0, splits)
-        out_b, lse_b = combine(parts.read((every, b)), logs.read((every, b)))
-        target.write(b, out_b)
-        View(lse).write(b, lse_b.T)
-    return out, transpose_last_two(lse)
-
-
-def merge_states(out_a, lse_a, out_b, lse_b, *, out=None, lse=None):
-    """Attention over keys A and over keys B -> over both, for disjoint A and B.
-
-    out_a, out_b (B, S, H, D) with LSE (B, H, S), or (T, H, D) with (H, T), natural log, any strides. `out` may alias out_a.
-    If a sink is in use, pass it to one part only. Returns (out, lse); an LSE of -inf or +inf means no keys, both empty give
-    0 and -inf. Raises ValueError, TypeError; allocates out and lse unless given.
-    """
-    rank = 4 if getattr(out_a, "ndim", 4) == 4 else 3
-    a = floats("out_a", out_a, rank)
-    b = floats("out_b", out_b, rank, (a.dtype,))
-    shape_is("out_b", b, a.shape)
-    lse_dtypes = ("float32", "float64") if a.dtype == "float64" else ("float32",)
-    la, lb = floats("lse_a", lse_a, rank - 1, lse_dtypes), floats("lse_b", lse_b, rank - 1, lse_dtypes)
-    shape = (*a.shape[:-3], a.shape[-2], a.shape[-3])
-    shape_is("lse_a", la, shape)
-    shape_is("lse_b", lb, shape)
-    out = new_array(out_a, a.shape, a.dtype, 0.0) if out is None else out
-    lse = new_array(out_a, shape, la.dtype, 0.0) if lse is None else lse
-    target, target_lse = floats("out", out, rank, (a.dtype,)), floats("lse", lse, rank - 1, (la.dtype,))
-    shape_is("out", target, a.shape)
-    shape_is("lse", target_lse, shape)
-    check_overlap(target, {"out_b": b, "lse_a": la, "lse_b": lb})
-    require(target_lse.memory is not target.memory, "out and lse are the same array")
-    for index in range(a.shape[0]) if rank == 4 else (...,):
-        log_a, log_b = la.read(index).T, lb.read(index).T
-        merged, log = merge(a.read(index), log_a, b.read(index), log_b)
-        target.write(index, merged)
-        target_lse.write(index, log.T)
+    out = np.zeros(outs.shape[1:], outs.dtype)
+    lse = np.full(lses.shape[1:], -np.inf, lses.dtype)
+    for part_out, part_lse in zip(outs, lses, strict=True):
+        out, lse = combine_parts(np.stack([out, part_out]), np.stack([lse, part_lse]))
     return out, lse
-
-
-def dtype_word(dtype: Any) -> str:
-    """torch.bfloat16, np.float16, "float32", ... as a word."""
-    word = str(dtype).removeprefix("torch.")
-    try:
-        return word if word == "bfloat16" else np.dtype(dtype if not word.isidentifier() else word).name
-    except TypeError:
-        raise TypeError(f"out_dtype is {dtype}; a floating-point dtype is needed") from None
