@@ -1,0 +1,21 @@
+// The parts of the module, each with its own file.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include "hopper_attention/forward.h"
+
+namespace hopper_attention::python {
+
+namespace nb = nanobind;
+
+void bind_forward(nb::module_& module);
+void bind_plan(nb::module_& module);
+void bind_device(nb::module_& module);
+void bind_testing(nb::module_& module);
+
+// "bfloat16", "float16", "float32"; "unsupported" for anything else.
+char const* dtype_text(DataType dtype);
+char const* family_text(KernelFamily family);
+
+}  // namespace hopper_attention::python

@@ -1,0 +1,36 @@
+// _core: the C++ API for Python. It translates and decides nothing.
+#include <nanobind/nanobind.h>
+
+#include "bindings.h"
+#include "hopper_attention/errors.h"
+
+namespace nb = nanobind;
+
+namespace {
+
+void translate(std::exception_ptr const& exception, void* /*unused*/) {
+  try {
+    std::rethrow_exception(exception);
+  } catch (hopper_attention::InvalidArgument const& error) {
+    PyErr_SetString(PyExc_ValueError, error.what());
+  } catch (hopper_attention::InvalidType const& error) {
+    PyErr_SetString(PyExc_TypeError, error.what());
+  } catch (hopper_attention::NotImplemented const& error) {
+    PyErr_SetString(PyExc_NotImplementedError, error.what());
+  } catch (hopper_attention::Error const& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+  }
+}
+
+}  // namespace
+
+NB_MODULE(_core, module) {
+  module.doc() = "Attention kernels for NVIDIA Hopper: the C++ API. Use the functions of hopper_attention instead.";
+  nb::register_exception_translator(translate);
+  module.attr("__version__") = hopper_attention::version();
+  hopper_attention::python::bind_device(module);
+  hopper_attention::python::bind_plan(module);
+  hopper_attention::python::bind_forward(module);
+  nb::module_ testing = module.def_submodule("testing", "Forced plans and stand-ins for the GPU. Not for production code.");
+  hopper_attention::python::bind_testing(testing);
+}

@@ -1,0 +1,110 @@
+#include "tensor_argument.h"
+
+#include <array>
+#include <string>
+
+#include "hopper_attention/errors.h"
+
+namespace hopper_attention::python {
+namespace {
+
+using dlpack::DLTensor;
+using dlpack::ExchangeApi;
+
+DataType data_type(nb::dlpack::dtype dtype) {
+  if (dtype.lanes != 1) { return DataType::kUnsupported; }
+  if (dtype.code == dlpack::kBfloat && dtype.bits == 16) { return DataType::kBFloat16; }
+  if (dtype.code == dlpack::kFloat && dtype.bits == 16) { return DataType::kFloat16; }
+  if (dtype.code == dlpack::kFloat && dtype.bits == 32) { return DataType::kFloat32; }
+  return DataType::kUnsupported;
+}
+
+std::string name_of_type(nb::handle object) { return nb::str(object.type().attr("__name__")).c_str(); }
+
+ExchangeApi const* look_up(nb::handle type) {
+  nb::object const capsule = nb::getattr(type, dlpack::kTypeAttribute, nb::none());
+  if (!PyCapsule_IsValid(capsule.ptr(), dlpack::kCapsuleName)) { return nullptr; }
+  auto const* header = static_cast<dlpack::ExchangeApiHeader const*>(PyCapsule_GetPointer(capsule.ptr(), dlpack::kCapsuleName));
+  while (header != nullptr && header->version.major != dlpack::kMajorVersion) { header = header->prev_api; }
+  return reinterpret_cast<ExchangeApi const*>(header);
+}
+
+// Types whose table was found. They are few (torch.Tensor, Parameter) and are kept alive, so that their addresses stay theirs.
+// Guarded by the GIL.
+struct KnownType {
+  PyObject* type = nullptr;
+  ExchangeApi const* api = nullptr;
+};
+constinit std::array<KnownType, 4> known_types{};
+
+}  // namespace
+
+ExchangeApi const* exchange_api(nb::handle type) {
+  for (KnownType& known : known_types) {
+    if (known.type == type.ptr()) { return known.api; }
+    if (known.type != nullptr) { continue; }
+    ExchangeApi const* const api = look_up(type);
+    if (api != nullptr) { known = {type.inc_ref().ptr(), api}; }
+    return api;
+  }
+  return look_up(type);
+}
+
+TensorArgument::TensorArgument(char const* name, nb::handle object) {
+  if (object.is_none()) { return; }
+  api_ = exchange_api(object.type());
+  if (api_ != nullptr && api_->dltensor_from_py_object_no_sync != nullptr) {
+    DLTensor source;
+    if (api_->dltensor_from_py_object_no_sync(object.ptr(), &source) == 0) {
+      read(name, source);
+      return;
+    }
+    nb::python_error cause;
+    nb::raise_from(cause, PyExc_TypeError, "%s: this %s has no memory that a kernel could read (a FakeTensor, a tensor inside "
+                   "torch.func or torch.compile, a sparse or meta tensor?)", name, name_of_type(object).c_str());
+  }
+  nb::ndarray<nb::ro> array;
+  if (!nb::try_cast(object, array)) {
+    throw InvalidType(std::string(name) + ": a tensor is needed, found " + name_of_type(object));
+  }
+  DLTensor source;
+  source.data = const_cast<void*>(static_cast<void const*>(array.data()));
+  source.device = {array.device_type(), array.device_id()};
+  source.ndim = static_cast<std::int32_t>(array.ndim());
+  source.dtype = array.dtype();
+  source.shape = const_cast<std::int64_t*>(array.shape_ptr());
+  source.strides = const_cast<std::int64_t*>(array.stride_ptr());
+  kept_ = std::move(array);
+  read(name, source);
+}
+
+void TensorArgument::read(char const* name, DLTensor const& source) {
+  bool const cuda = source.device.device_type == dlpack::kCuda;
+  if (!cuda && source.device.device_type != dlpack::kCpu && source.device.device_type != dlpack::kCudaHost) {
+    throw InvalidArgument(std::string(name) + ": must be in the memory of a CUDA device, found DLPack device type " +
+                          std::to_string(source.device.device_type));
+  }
+  if (source.ndim > kMaxRank) {
+    throw InvalidArgument(std::string(name) + ": at most " + std::to_string(kMaxRank) + " dims are possible, found " +
+                          std::to_string(source.ndim));
+  }
+  tensor_.data = source.data == nullptr ? nullptr : static_cast<char*>(source.data) + source.byte_offset;
+  tensor_.dtype = data_type(source.dtype);
+  tensor_.device = cuda ? source.device.device_id : kCpuDevice;
+  tensor_.rank = source.ndim;
+  std::int64_t contiguous = 1;  // before DLPack 1.2 no strides mean a contiguous tensor
+  for (int dim = source.ndim - 1; dim >= 0; --dim) {
+    tensor_.shape[dim] = source.shape[dim];
+    tensor_.stride[dim] = source.strides == nullptr ? contiguous : source.strides[dim];
+    contiguous *= source.shape[dim];
+  }
+}
+
+Stream TensorArgument::current_stream() const {
+  if (api_ == nullptr || tensor_.device == kCpuDevice) { return nullptr; }
+  void* stream = nullptr;
+  if (api_->current_work_stream(dlpack::kCuda, tensor_.device, &stream) != 0) { throw nb::python_error(); }
+  return static_cast<Stream>(stream);
+}
+
+}  // namespace hopper_attention::python

@@ -1,0 +1,39 @@
+// A Python tensor -> hopper_attention::Tensor.
+#pragma once
+
+#include <optional>
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include "dlpack_exchange.h"
+#include "hopper_attention/types.h"
+
+namespace hopper_attention::python {
+
+namespace nb = nanobind;
+
+// A tensor argument for the time of one call. Reads it through the DLPack C exchange API of its type (0.1 us), else through
+// nb::ndarray, that is __dlpack__ or the buffer protocol (3 us). None is a tensor that is not given.
+class TensorArgument {
+ public:
+  // Raises TypeError, naming the argument, for an object that is no tensor; ValueError for memory that is neither CUDA nor host.
+  TensorArgument(char const* name, nb::handle object);
+
+  Tensor const& tensor() const { return tensor_; }
+
+  // The stream on which the tensor's framework works now on the tensor's device; null, the default stream, if it does not say.
+  Stream current_stream() const;
+
+ private:
+  void read(char const* name, dlpack::DLTensor const& source);
+
+  Tensor tensor_;
+  dlpack::ExchangeApi const* api_ = nullptr;
+  std::optional<nb::ndarray<nb::ro>> kept_;  // what the fallback borrows from
+};
+
+// The exchange table of tensors of `type`, nullptr if it has none that this module understands.
+dlpack::ExchangeApi const* exchange_api(nb::handle type);
+
+}  // namespace hopper_attention::python

@@ -1,0 +1,62 @@
+"""Attention forward for NVIDIA Hopper GPUs, for inference engines.
+
+CUDA tensors run the kernels; CPU torch tensors and numpy arrays run `hopper_attention.reference`: same functions, same
+semantics, no GPU needed. Importing this package imports neither torch nor numpy and touches neither GPU nor driver.
+`python -m hopper_attention.info` says what works on this machine, `python -m hopper_attention.demo` shows it.
+"""
+
+from __future__ import annotations
+
+from hopper_attention._core import Plan, __version__
+from hopper_attention.interface import (
+    flash_attn_combine,
+    flash_attn_func,
+    flash_attn_varlen_func,
+    flash_attn_with_kvcache,
+    get_scheduler_metadata,
+    merge_states,
+)
+from hopper_attention.planning import built_kernels, is_supported, plan, support_matrix, warmup
+
+__all__ = [
+    "Plan",
+    "__version__",
+    "built_kernels",
+    "flash_attn_combine",
+    "flash_attn_func",
+    "flash_attn_varlen_func",
+    "flash_attn_with_kvcache",
+    "get_scheduler_metadata",
+    "info",
+    "is_supported",
+    "merge_states",
+    "plan",
+    "reference",
+    "support_matrix",
+    "testing",
+    "warmup",
+]
+
+_SUBMODULES = ("reference", "testing")  # they import numpy
+
+
+def info() -> dict:
+    """What works on this machine: versions, driver, GPUs, kernels, tensor path; `ready` and `message` sum it up.
+
+    Imports torch, if it is installed. No tensors, no exceptions: what cannot be found out is reported as such.
+    """
+    from hopper_attention.report import collect
+
+    return collect()
+
+
+def __getattr__(name: str):
+    if name in _SUBMODULES:
+        import importlib
+
+        return importlib.import_module(f"hopper_attention.{name}")
+    raise AttributeError(f"module 'hopper_attention' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,103 @@
+"""What callers pass, brought into the form that the kernels take. Every failure names the argument."""
+
+from __future__ import annotations
+
+import operator
+import sys
+from typing import Any
+
+_CUDA = 2  # DLPack's kDLCUDA
+
+
+def is_torch(x: Any) -> bool:
+    """True for a torch tensor; False, without importing torch, for everything else."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(x, torch.Tensor)
+
+
+def on_cuda(name: str, x: Any) -> bool:
+    """Whether `x` lives on a CUDA device. TypeError if it is no array at all."""
+    if is_torch(x):
+        return x.is_cuda
+    device = getattr(x, "__dlpack_device__", None)
+    if device is None:
+        raise TypeError(f"{name}: a torch tensor or a numpy array is needed, found {type(x).__name__}")
+    return int(device()[0]) == _CUDA
+
+
+def integer(name: str, value: Any) -> int:
+    """A Python int. A tensor on a GPU is refused: reading it would synchronise."""
+    if type(value) is int:
+        return value
+    try:
+        return operator.index(_host_value(name, value))
+    except TypeError:
+        raise TypeError(f"{name}: an integer is needed, found {_found(value)}") from None
+
+
+def number(name: str, value: Any) -> float:
+    """A Python float. A tensor on a GPU is refused: reading it would synchronise."""
+    if type(value) is float:
+        return value
+    if isinstance(value, (str, bytes)):
+        raise TypeError(f"{name}: a number is needed, found {_found(value)}")
+    try:
+        return float(_host_value(name, value))
+    except (TypeError, ValueError):
+        raise TypeError(f"{name}: a number is needed, found {_found(value)}") from None
+
+
+def window(window_size: Any) -> tuple[int, int]:
+    """(left, right) from a pair; None is unlimited, (-1, -1)."""
+    if window_size is None:
+        return -1, -1
+    try:
+        left, right = window_size
+    except (TypeError, ValueError):
+        raise ValueError(f"window_size: (left, right) or None is needed, found {window_size!r}") from None
+    return integer("window_size", left), integer("window_size", right)
+
+
+def flag(name: str, value: Any) -> bool:
+    """A Python bool from True, False, 0, 1 or a numpy bool."""
+    if value is True or value is False:
+        return value
+    if isinstance(value, int) or type(value).__name__ == "bool" or type(value).__name__ == "bool_":
+        return bool(value)
+    raise TypeError(f"{name}: True or False is needed, found {_found(value)}")
+
+
+def refuse_given(function: str, **features: Any) -> None:
+    """NotImplementedError for the first of `features` that is not None."""
+    for name, value in features.items():
+        if value is not None:
+            raise NotImplementedError(f"{name}: not available on the GPU yet in {function}; pass None, or CPU tensors to run the reference")
+
+
+def check_torch_inputs(**tensors: Any) -> None:
+    """Refuses what a kernel cannot read or must not read; None and arrays of other libraries pass.
+
+    TypeError: a tensor without memory of its own (FakeTensor, a functional or other dispatching subclass).
+    NotImplementedError: grad mode is on and a tensor requires grad; the kernels are forward only.
+    """
+    torch = sys.modules["torch"]
+    grad = torch.is_grad_enabled()
+    for name, x in tensors.items():
+        if type(x) is not torch.Tensor:
+            if not isinstance(x, torch.Tensor):
+                continue
+            if type(x).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+                raise TypeError(f"{name}: a plain torch.Tensor is needed, found {type(x).__name__}, which has no memory of its own; "
+                                "tracing (torch.compile, FakeTensorMode, functionalization) is not supported yet")
+        if grad and x.requires_grad:
+            raise NotImplementedError(f"{name}: requires grad, but this is forward only; call under torch.inference_mode() or detach it")
+
+
+def _host_value(name: str, value: Any) -> Any:
+    if getattr(value, "is_cuda", False):
+        raise TypeError(f"{name}: a value on the host is needed, found a tensor on {value.device}")
+    return value
+
+
+def _found(value: Any) -> str:
+    return f"{type(value).__name__} {value!r}" if isinstance(value, (int, float, str, bytes)) else type(value).__name__
