@@ -1,7 +1,7 @@
 // Attention forward: validate -> plan -> launch.
 //
-// Dimension letters: B batch, Sq / Sk queries / keys of a sequence, Hq / Hk heads of q / of k and v, D head dim of q and k,
-// Dv head dim of v and out.
+// Dimension letters: B batch, Sq / Sk queries / keys of a sequence, Hq / Hk heads of q / of k and v, D head dim of q
+// and k, Dv head dim of v and out.
 #pragma once
 
 #include <optional>
@@ -15,12 +15,12 @@ namespace hopper_attention {
 
 // One call as the user states it. Nothing in it is trusted before validate().
 struct Arguments {
-  Tensor q;            // (B, Sq, Hq, D), bf16 or fp16
-  Tensor k;            // (B, Sk, Hk, D)
-  Tensor v;            // (B, Sk, Hk, Dv)
-  Tensor out;          // (B, Sq, Hq, Dv), dtype of q; written
-  Tensor softmax_lse;  // (B, Hq, Sq) float32, contiguous; written when given
-  Tensor sinks;        // (Hq,), bf16, fp16 or fp32, contiguous; optional
+  Tensor q;                             // (B, Sq, Hq, D), bf16 or fp16
+  Tensor k;                             // (B, Sk, Hk, D)
+  Tensor v;                             // (B, Sk, Hk, Dv)
+  Tensor out;                           // (B, Sq, Hq, Dv), dtype of q; written
+  Tensor softmax_lse;                   // (B, Hq, Sq) float32, contiguous; written when given
+  Tensor sinks;                         // (Hq,), bf16, fp16 or fp32, contiguous; optional
   std::optional<double> softmax_scale;  // default D^-1/2
   bool causal = false;
   std::int64_t window_left = -1;
@@ -32,7 +32,7 @@ struct Arguments {
   bool batch_invariant = false;
 };
 
-// What is asked, checked and in canonical form. Holds no pointer, so that a plan can be kept for all calls of the same problem.
+// What is asked, checked and in canonical form. Holds no pointer: calls of the same problem share a plan.
 struct Problem {
   DataType dtype = DataType::kUnsupported;
   int batch = 0;
@@ -67,10 +67,10 @@ struct Plan {
   KernelFamily kernel = KernelFamily::kNone;
   DataType dtype = DataType::kUnsupported;
   TileConfig tile;
-  int packed_heads = 1;   // query heads of one K/V head that share a tile
+  int packed_heads = 1;  // query heads of one K/V head that share a tile
   int num_splits = 1;
   std::int64_t tiles = 0;
-  int ctas = 0;           // size of the persistent grid
+  int ctas = 0;  // size of the persistent grid
   int threads = 0;
   int heads_per_pass = 0;  // head groups (of all sequences) whose tiles run together, so that their K and V stay in L2
   std::int64_t workspace_bytes = 0;
@@ -86,10 +86,10 @@ struct KernelInfo {
   TileConfig tile;
 };
 
-// Arguments -> Problem. Raises InvalidArgument, InvalidType or NotImplemented for every user error; makes no CUDA call.
+// Arguments -> Problem. Raises InvalidArgument, InvalidType or NotImplemented for every user error, before any CUDA call.
 HOPPER_ATTENTION_EXPORT Problem validate(Arguments const& args);
 
-// A problem without its tensors, for plans and questions that need neither memory nor a GPU. Values as the user states them.
+// A problem as the user states it, without tensors: for plans that need neither memory nor a GPU.
 struct ProblemShape {
   DataType dtype = DataType::kUnsupported;
   std::int64_t batch = 0;
@@ -102,15 +102,15 @@ struct ProblemShape {
   bool has_sinks = false;
 };
 
-// What validate() does once the tensors are known to be good: checks the shape and the options of `options` (its tensors are
-// ignored) and brings them into canonical form. Raises as validate() does.
+// What validate() does once the tensors are known to be good: checks the shape and the options of `options` (its
+// tensors are ignored) and brings them into canonical form. Raises as validate() does.
 HOPPER_ATTENTION_EXPORT Problem make_problem(ProblemShape const& shape, Arguments const& options);
 
 // Problem -> Plan. Pure; raises NotImplemented when no kernel exists for the problem, whether built or not.
 HOPPER_ATTENTION_EXPORT Plan plan(Problem const& problem, DeviceInfo const& device);
 
-// Starts the planned kernel on `stream`. Neither synchronises nor allocates on the device. Raises NotImplemented if the
-// kernel was left out of this build, CudaError if the launch fails. `args` must have given `problem`.
+// Starts the planned kernel on `stream`. Neither synchronises nor allocates on the device. Raises NotImplemented if
+// the kernel was left out of this build, CudaError if the launch fails. `args` must have given `problem`.
 HOPPER_ATTENTION_EXPORT void launch(Plan const& plan, Problem const& problem, Arguments const& args, Stream stream);
 
 // validate, plan (kept for the next call of the same problem) and launch on the device of `args.q`.
@@ -119,13 +119,15 @@ HOPPER_ATTENTION_EXPORT void forward(Arguments const& args, Stream stream);
 // Facts of CUDA device `ordinal`; raises CudaError without driver or device.
 HOPPER_ATTENTION_EXPORT DeviceInfo const& device_info(int ordinal);
 
-// Facts of a card by name ("H100", "H100 PCIe", "H200"), so that a plan needs no GPU; raises InvalidArgument for others.
+// Facts of a card by name ("H100", "H100 PCIe", "H200", ...), so that a plan needs no GPU. Raises InvalidArgument for
+// an unknown name and lists those that are known.
 HOPPER_ATTENTION_EXPORT DeviceInfo device_info(std::string const& name);
 
 // Raises CudaError, saying what is needed and what was found, unless `ordinal` can run the kernels (sm_90, driver).
 HOPPER_ATTENTION_EXPORT void require_supported_device(int ordinal);
 
-// Versions of the CUDA runtime that is linked in and of the installed driver, as 1000 * major + 10 * minor; driver 0: none.
+// Versions of the linked CUDA runtime and of the installed driver, as 1000 * major + 10 * minor. Driver 0: there is
+// none. Runtime 0: a host-only build.
 struct CudaVersions {
   int runtime = 0;
   int driver = 0;

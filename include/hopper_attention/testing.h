@@ -7,7 +7,8 @@
 
 namespace hopper_attention::testing {
 
-// What forward() plans on this thread instead of its own choice. Fields of `tile` that are 0 leave the choice open: {.rows = 128}.
+// What forward() plans on this thread instead of its own choice. Fields of `tile` that are 0 leave the choice open:
+// {.rows = 128}.
 struct ForcedPlan {
   TileConfig tile;
   int packed_heads = 0;    // 1 (off) or heads_q / heads_k; 0 leaves the choice open
@@ -16,8 +17,8 @@ struct ForcedPlan {
   int num_splits = 0;      // 1; 0 leaves the choice open
 };
 
-// Applies to calls of forward() on the calling thread until called again; nullopt ends it. Returns what was in force before. A value
-// that the problem does not allow raises InvalidArgument in forward().
+// Applies to calls of forward() on the calling thread until called again; nullopt ends it. Returns what was in force
+// before. A value that the problem does not allow raises InvalidArgument in forward().
 HOPPER_ATTENTION_EXPORT std::optional<ForcedPlan> force_plan(std::optional<ForcedPlan> forced);
 
 // plan() with forced choices.

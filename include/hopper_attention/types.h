@@ -52,7 +52,7 @@ struct TileConfig {
 };
 
 enum class KernelFamily : std::uint8_t {
-  kNone,     // the problem has no output elements
+  kNone,  // the problem has no output elements
   kPrefill,
 };
 

@@ -46,8 +46,9 @@ void require_driver() {
   Version const least = least_driver(versions.runtime);
   require<CudaError>(versions.driver != 0, "no NVIDIA driver was found: one for CUDA ", least, " or newer",
                      least_release(versions.runtime), " is required");
-  require<CudaError>(versions.driver >= least.value, "the NVIDIA driver is too old: found one for CUDA ", Version{versions.driver},
-                     ", CUDA ", least, " or newer", least_release(versions.runtime), " is required");
+  require<CudaError>(versions.driver >= least.value, "the NVIDIA driver is too old: found one for CUDA ",
+                     Version{versions.driver}, ", CUDA ", least, " or newer", least_release(versions.runtime),
+                     " is required");
 }
 
 void check(cudaError_t error, char const* what) {
@@ -86,7 +87,8 @@ CudaVersions cuda_versions() {
 }
 
 DeviceInfo const& device_info(int ordinal) {
-  require(ordinal >= 0 && ordinal < kMaxDevices, "device: must be between 0 and ", kMaxDevices - 1, ", found ", ordinal);
+  require(ordinal >= 0 && ordinal < kMaxDevices, "device: must be between 0 and ", kMaxDevices - 1, ", found ",
+          ordinal);
   static std::array<std::once_flag, kMaxDevices> once;
   static std::array<DeviceInfo, kMaxDevices> devices;
   std::call_once(once[ordinal], [ordinal] { devices[ordinal] = query_device(ordinal); });

@@ -14,7 +14,8 @@ struct Card {
   int sm_count;
 };
 
-// SM counts from NVIDIA's data sheets. All are taken to have the L2 of the H100, 50 MB: the card itself is asked when it is there.
+// SM counts from NVIDIA's data sheets. All are taken to have the L2 of the H100, 50 MB: the card itself is asked when
+// it is there.
 constexpr std::array kCards{
     Card{"H100", 132}, Card{"H100 NVL", 132}, Card{"H100 PCIe", 114}, Card{"H200", 132}, Card{"H20", 78},
 };

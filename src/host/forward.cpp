@@ -38,7 +38,9 @@ void log(Plan const& plan) {
   char const* const wanted = std::getenv("HOPPER_ATTENTION_LOG");
   if (wanted == nullptr || *wanted == '\0' || std::strcmp(wanted, "0") == 0) { return; }
   std::string line = "hopper_attention:";
-  for (std::string const& reason : plan.reasons) { line += concat(&reason == &plan.reasons.front() ? " " : "; ", reason); }
+  for (std::string const& reason : plan.reasons) {
+    line += concat(&reason == &plan.reasons.front() ? " " : "; ", reason);
+  }
   std::cerr << line + "\n";  // one write, so that lines of threads do not mix
 }
 

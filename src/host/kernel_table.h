@@ -1,4 +1,4 @@
-// The kernels that this build contains. CMake writes the definition (kernel_table.cpp) from the list of instantiations.
+// The kernels that this build contains. CMake writes kernel_table.cpp from the list of instantiations.
 #pragma once
 
 #include <span>

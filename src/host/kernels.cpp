@@ -14,8 +14,9 @@ std::string built_text() {
   std::set<std::string> dims;
   std::set<std::string> dtypes;
   for (KernelInfo const& kernel : built_kernels()) {
-    dims.insert(kernel.tile.head_dim == kernel.tile.head_dim_v ? concat(kernel.tile.head_dim)
-                                                               : concat(kernel.tile.head_dim, "/", kernel.tile.head_dim_v));
+    dims.insert(kernel.tile.head_dim == kernel.tile.head_dim_v
+                    ? concat(kernel.tile.head_dim)
+                    : concat(kernel.tile.head_dim, "/", kernel.tile.head_dim_v));
     dtypes.insert(dtype_name(kernel.dtype));
   }
   if (dims.empty()) { return "no kernels at all (a host-only build)"; }
@@ -46,9 +47,10 @@ KernelEntry const& find_kernel(KernelFamily family, DataType dtype, TileConfig c
     });
     if (found != unit.end()) { return *found; }
   }
-  raise<NotImplemented>("no ", family_name(family), " kernel for ", dtype_name(dtype), " and head dims up to (", tile.head_dim, ", ",
-                        tile.head_dim_v, ") was built; this build has ", built_text(),
-                        "; rebuild with these in HOPPER_ATTENTION_HEAD_DIMS and HOPPER_ATTENTION_DTYPES, or with neither set");
+  raise<NotImplemented>(
+      "no ", family_name(family), " kernel for ", dtype_name(dtype), " and head dims up to (", tile.head_dim, ", ",
+      tile.head_dim_v, ") was built; this build has ", built_text(),
+      "; rebuild with these in HOPPER_ATTENTION_HEAD_DIMS and HOPPER_ATTENTION_DTYPES, or with neither set");
 }
 
 }  // namespace hopper_attention

@@ -47,6 +47,13 @@ bool has_elements(Tensor const& tensor) {
   return std::all_of(tensor.shape.begin(), tensor.shape.begin() + tensor.rank, [](std::int64_t n) { return n > 0; });
 }
 
+// One past the last byte of the view, from its first.
+std::int64_t span_bytes(Tensor const& tensor) {
+  std::int64_t last = 0;
+  for (int dim = 0; dim < tensor.rank; ++dim) { last += (tensor.shape[dim] - 1) * tensor.stride[dim]; }
+  return (last + 1) * element_bytes(tensor.dtype);
+}
+
 constexpr int kMaxSearchSteps = 1 << 14;
 
 // Is `target` a sum of the terms?
@@ -93,19 +100,25 @@ class Search {
 
 Overlap overlap(Tensor const& a, Tensor const& b) {
   if (!has_elements(a) || !has_elements(b)) { return Overlap::kNone; }
+  auto const base_a = reinterpret_cast<std::intptr_t>(a.data);
+  auto const base_b = reinterpret_cast<std::intptr_t>(b.data);
+  // The usual case, without a search: separate allocations.
+  if (base_a + span_bytes(a) <= base_b || base_b + span_bytes(b) <= base_a) { return Overlap::kNone; }
   Rows const rows_a = rows_of(a);
   Rows const rows_b = rows_of(b);
   Terms terms;
-  // address in a + byte of its row = address in b + byte of its row, brought to one side; the base addresses are the target
+  // address in a + byte of its row = address in b + byte of its row, with the base addresses on the other side
   terms.add(1, -(rows_b.width - 1), rows_a.width - 1);
   for (int dim = 0; dim < rows_a.dims; ++dim) {
-    if (a.shape[dim] > 1 && a.stride[dim] > 0) { terms.add(a.stride[dim] * element_bytes(a.dtype), 0, a.shape[dim] - 1); }
+    if (a.shape[dim] > 1 && a.stride[dim] > 0) {
+      terms.add(a.stride[dim] * element_bytes(a.dtype), 0, a.shape[dim] - 1);
+    }
   }
   for (int dim = 0; dim < rows_b.dims; ++dim) {
-    if (b.shape[dim] > 1 && b.stride[dim] > 0) { terms.add(b.stride[dim] * element_bytes(b.dtype), 1 - b.shape[dim], 0); }
+    if (b.shape[dim] > 1 && b.stride[dim] > 0) {
+      terms.add(b.stride[dim] * element_bytes(b.dtype), 1 - b.shape[dim], 0);
+    }
   }
-  auto const base_a = reinterpret_cast<std::intptr_t>(a.data);
-  auto const base_b = reinterpret_cast<std::intptr_t>(b.data);
   return Search(terms).run(base_b - base_a);
 }
 

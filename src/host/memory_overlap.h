@@ -1,4 +1,4 @@
-// Do strided views share memory? The result is written while the inputs are read, so this must be known before the launch.
+// Do strided views share memory? The result is written while the inputs are read: it must be known before the launch.
 #pragma once
 
 #include <cstdint>
@@ -17,16 +17,16 @@ enum class Overlap : std::uint8_t {
   kUnknown,  // the strides are too odd to decide within the bound on the work
 };
 
-// Views may interleave in one allocation (slices of a packed tensor); only bytes of elements count, not the range they span.
-// Strides must be non-negative and every view at most 2^48 elements from its first to its last element.
+// Views may interleave in one allocation (slices of a packed tensor); only bytes of elements count, not the range they
+// span. Strides must be non-negative and every view at most 2^48 elements from its first to its last element.
 //
-// Exact: a byte is shared if and only if the difference of the two addresses is a sum of stride * x over integer ranges of x,
-// which is searched from the largest stride to the smallest. Strides of ordinary views leave at most a few values of x at each
-// level. Source of the formulation: numpy's solve_may_share_memory.
+// Exact: a byte is shared if and only if the difference of the two addresses is a sum of stride * x over integer
+// ranges of x, which is searched from the largest stride to the smallest. Strides of ordinary views leave at most a
+// few values of x at each level. Source of the formulation: numpy's solve_may_share_memory.
 Overlap overlap(Tensor const& a, Tensor const& b);
 
-// Whether the elements of one view provably have an address each: every stride is larger than all that the smaller strides
-// span. Every slice, transpose or reshape of a contiguous tensor passes.
+// Whether the elements of one view provably have an address each: every stride is larger than all that the smaller
+// strides span. Every slice, transpose or reshape of a contiguous tensor passes.
 bool elements_are_distinct(Tensor const& tensor);
 
 }  // namespace hopper_attention

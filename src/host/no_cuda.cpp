@@ -1,4 +1,4 @@
-// Takes the place of device.cpp and launch.cpp in a host-only build: everything up to the plan works, the rest says why not.
+// Takes the place of device.cpp and launch.cpp in a host-only build: all up to the plan works, the rest says why not.
 #include "hopper_attention/forward.h"
 #include "host/require.h"
 
@@ -6,7 +6,8 @@ namespace hopper_attention {
 namespace {
 
 constexpr char const* kNoKernels =
-    "this is a host-only build without kernels; rebuild without HOPPER_ATTENTION_HOST_ONLY (-DHOPPER_ATTENTION_HOST_ONLY=OFF)";
+    "this is a host-only build without kernels; rebuild without HOPPER_ATTENTION_HOST_ONLY "
+    "(-DHOPPER_ATTENTION_HOST_ONLY=OFF)";
 
 }  // namespace
 

@@ -17,8 +17,9 @@ using testing::ForcedPlan;
 
 constexpr int kElementBytes = 2;
 constexpr int kWarpgroupThreads = 128;
-constexpr double kL2Share = 0.6;         // of L2 for K and V; the rest for Q, O and what other blocks still read
-constexpr int kTilesPerCtaAndPass = 2;   // least length of a pass, so that its last tiles leave no large part of the card idle
+constexpr double kL2Share = 0.6;  // of L2 for K and V; the rest for Q, O and what other blocks still read
+constexpr int kTilesPerCtaAndPass =
+    2;  // least length of a pass, so that its last tiles leave no large part of the card idle
 constexpr std::int64_t kMaxTiles = std::int64_t{1} << 30;  // the scheduler counts in int
 
 // Packing stores O in pieces; it must save at least an eighth of the tiles.
@@ -40,9 +41,10 @@ std::string text_of(MaskParams const& mask) {
 }
 
 std::string text_of(Problem const& p) {
-  return concat(dtype_name(p.dtype), ", batch ", p.batch, ", ", p.seqlen_q, " queries on ", p.seqlen_k, " keys, heads ", p.heads_q, "/",
-                p.heads_k, ", head dims ", p.head_dim, "/", p.head_dim_v, ", ", text_of(p.mask), p.softcap == 0.0F ? "" : ", softcap",
-                p.has_sinks ? ", sinks" : "", p.batch_invariant ? ", batch invariant" : "");
+  return concat(dtype_name(p.dtype), ", batch ", p.batch, ", ", p.seqlen_q, " queries on ", p.seqlen_k, " keys, heads ",
+                p.heads_q, "/", p.heads_k, ", head dims ", p.head_dim, "/", p.head_dim_v, ", ", text_of(p.mask),
+                p.softcap == 0.0F ? "" : ", softcap", p.has_sinks ? ", sinks" : "",
+                p.batch_invariant ? ", batch invariant" : "");
 }
 
 std::string megabytes(std::int64_t bytes) {
@@ -98,9 +100,11 @@ class Planner {
 
   void check() const {
     require(problem_.heads_k > 0 && problem_.heads_q % problem_.heads_k == 0,
-            "problem: heads of q must be a multiple of heads of k, at least one: found ", problem_.heads_q, " and ", problem_.heads_k);
+            "problem: heads of q must be a multiple of heads of k, at least one: found ", problem_.heads_q, " and ",
+            problem_.heads_k);
     require(device_.sm_count > 0, "device: the number of SMs must be at least 1, found ", device_.sm_count);
-    require(forced_.num_splits <= 1, "num_splits: the prefill kernel does not split the keys, ", forced_.num_splits, " was forced");
+    require(forced_.num_splits <= 1, "num_splits: the prefill kernel does not split the keys, ", forced_.num_splits,
+            " was forced");
   }
 
   std::int64_t output_elements() const {
@@ -121,17 +125,19 @@ class Planner {
 
   void choose_tile() {
     bool const masked = problem_.mask != MaskParams{};
-    TileRow const* row = find_tile(problem_.head_dim, problem_.head_dim_v, masked ? MaskClass::kMasked : MaskClass::kFull);
-    require<NotImplemented>(row != nullptr, "head_dim: no kernel holds head dims (", problem_.head_dim, ", ", problem_.head_dim_v,
-                            ") of q and v; the largest is (", largest_tile().head_dim, ", ", largest_tile().head_dim_v, ")");
+    TileRow const* row =
+        find_tile(problem_.head_dim, problem_.head_dim_v, masked ? MaskClass::kMasked : MaskClass::kFull);
+    require<NotImplemented>(row != nullptr, "head_dim: no kernel holds head dims (", problem_.head_dim, ", ",
+                            problem_.head_dim_v, ") of q and v; the largest is (", largest_tile().head_dim, ", ",
+                            largest_tile().head_dim_v, ")");
     if (forced_.tile != TileConfig{}) {
       auto const fits = [&](TileRow const& candidate) {
         return agrees(candidate.tile, forced_.tile) && candidate.tile.head_dim >= problem_.head_dim &&
                candidate.tile.head_dim_v >= problem_.head_dim_v;
       };
       auto const found = std::find_if(kTiles.begin(), kTiles.end(), fits);
-      require(found != kTiles.end(), "tile: no kernel with head dims of at least (", problem_.head_dim, ", ", problem_.head_dim_v,
-              ") agrees with the forced tile ", forced_.tile, " (0: any)");
+      require(found != kTiles.end(), "tile: no kernel with head dims of at least (", problem_.head_dim, ", ",
+              problem_.head_dim_v, ") agrees with the forced tile ", forced_.tile, " (0: any)");
       plan_.tile = found->tile;
       because("tile", plan_.tile, ": forced");
     } else {
@@ -145,8 +151,9 @@ class Planner {
     int const g = ratio();
     plan_.packed_heads = 1;
     if (forced_.packed_heads != 0) {
-      require(forced_.packed_heads == 1 || (forced_.packed_heads == g && g <= kSlabRows), "packed_heads: must be 1 or the ", g,
-              " heads of q for each of k (at most ", kSlabRows, "), ", forced_.packed_heads, " was forced");
+      require(forced_.packed_heads == 1 || (forced_.packed_heads == g && g <= kSlabRows),
+              "packed_heads: must be 1 or the ", g, " heads of q for each of k (at most ", kSlabRows, "), ",
+              forced_.packed_heads, " was forced");
       plan_.packed_heads = forced_.packed_heads;
       because("packing", plan_.packed_heads, " heads share a tile: forced");
     } else if (g == 1) {
@@ -173,8 +180,22 @@ class Planner {
     int const available = std::max(1, device_.sm_count - problem_.sm_margin);
     plan_.ctas = static_cast<int>(std::min<std::int64_t>(plan_.tiles, forced_.ctas > 0 ? forced_.ctas : available));
     because("grid", plan_.ctas, " blocks of ", plan_.threads, " threads for ", plan_.tiles, " tiles: ",
-            forced_.ctas > 0 ? "forced" : plan_.tiles > available ? "one block on each SM takes tiles in turn" : "one tile each",
+            forced_.ctas > 0          ? "forced"
+            : plan_.tiles > available ? "one block on each SM takes tiles in turn"
+                                      : "one tile each",
             problem_.sm_margin > 0 ? concat(", sm_margin ", problem_.sm_margin, " leaves SMs free") : "");
+  }
+
+  // The width of a pass, a multiple of `step`, close to `widest`. Passes alternate in direction (tile_scheduler.h): an
+  // even number of equal ones gives every block the same causal work, a narrow last one leaves some with more than
+  // their share.
+  static std::int64_t even_passes(std::int64_t all, std::int64_t step, std::int64_t widest) {
+    if (widest >= all) { return all; }
+    for (std::int64_t width = widest; 2 * width >= widest; width -= step) {
+      if (all % width == 0 && all / width % 2 == 0) { return width; }
+    }
+    std::int64_t const passes = ceil_div(all, widest);
+    return ceil_div(ceil_div(all, passes), step) * step;
   }
 
   void choose_order() {
@@ -185,17 +206,19 @@ class Planner {
       return;
     }
     std::int64_t const sharing = ratio() / plan_.packed_heads;  // groups that read the same K and V
-    std::int64_t const kv_bytes = std::int64_t{problem_.seqlen_k} * (problem_.head_dim + problem_.head_dim_v) * kElementBytes;
+    std::int64_t const kv_bytes =
+        std::int64_t{problem_.seqlen_k} * (problem_.head_dim + problem_.head_dim_v) * kElementBytes;
     auto const l2_budget = static_cast<std::int64_t>(kL2Share * static_cast<double>(device_.l2_bytes));
     std::int64_t const in_l2 = kv_bytes == 0 ? all : std::max<std::int64_t>(1, l2_budget / kv_bytes) * sharing;
-    std::int64_t const to_fill = ceil_div<std::int64_t>(std::int64_t{kTilesPerCtaAndPass} * plan_.ctas, m_blocks(plan_.packed_heads));
+    std::int64_t const to_fill =
+        ceil_div<std::int64_t>(std::int64_t{kTilesPerCtaAndPass} * plan_.ctas, m_blocks(plan_.packed_heads));
     std::int64_t const wanted = ceil_div(std::min(all, std::max(in_l2, to_fill)), sharing) * sharing;
-    // Passes of about the same width: a narrow last pass would leave SMs idle.
-    std::int64_t const passes = ceil_div(all, wanted);
-    plan_.heads_per_pass = static_cast<int>(std::min(all, ceil_div(ceil_div(all, passes), sharing) * sharing));
-    because("order", plan_.heads_per_pass, " of ", all, " head groups at a time: K and V of one head take ", megabytes(kv_bytes), ", ",
-            in_l2 >= to_fill ? concat("those of ", std::min(in_l2, all), " groups stay in L2")
-                             : concat(to_fill, " groups are needed for ", kTilesPerCtaAndPass, " tiles for each block"));
+    plan_.heads_per_pass = static_cast<int>(even_passes(all, sharing, wanted));
+    because("order", plan_.heads_per_pass, " of ", all, " head groups at a time: K and V of one head take ",
+            megabytes(kv_bytes), ", ",
+            in_l2 >= to_fill
+                ? concat("those of ", std::min(in_l2, all), " groups stay in L2")
+                : concat(to_fill, " groups are needed for ", kTilesPerCtaAndPass, " tiles for each block"));
   }
 
   Problem const& problem_;
@@ -215,8 +238,8 @@ Plan testing::plan_with(Problem const& problem, DeviceInfo const& device, Forced
 std::string Plan::explain() const {
   std::string text = kernel == KernelFamily::kNone
                          ? std::string("plan: nothing to run\n")
-                         : concat("plan: ", family_name(kernel), " kernel, ", dtype_name(dtype), ", tile ", tile.rows, "x", tile.keys, ", ",
-                                  tiles, " tiles on ", ctas, " blocks\n");
+                         : concat("plan: ", family_name(kernel), " kernel, ", dtype_name(dtype), ", tile ", tile.rows,
+                                  "x", tile.keys, ", ", tiles, " tiles on ", ctas, " blocks\n");
   for (std::string const& reason : reasons) {
     std::size_t const colon = reason.find(':');
     std::string decision = reason.substr(0, colon);

@@ -28,9 +28,10 @@ struct PlanKeyHash {
       hash ^= hash >> 32;
     };
     Problem const& p = key.problem;
-    for (int const value : {static_cast<int>(p.dtype), p.batch, p.seqlen_q, p.seqlen_k, p.heads_q, p.heads_k, p.head_dim,
-                            p.head_dim_v, p.mask.left, p.mask.right, p.mask.chunk, static_cast<int>(p.has_sinks), p.num_splits,
-                            p.sm_margin, static_cast<int>(p.batch_invariant), key.device}) {
+    for (int const value :
+         {static_cast<int>(p.dtype), p.batch, p.seqlen_q, p.seqlen_k, p.heads_q, p.heads_k, p.head_dim, p.head_dim_v,
+          p.mask.left, p.mask.right, p.mask.chunk, static_cast<int>(p.has_sinks), p.num_splits, p.sm_margin,
+          static_cast<int>(p.batch_invariant), key.device}) {
       mix(value);
     }
     mix(p.softmax_scale);
@@ -39,12 +40,12 @@ struct PlanKeyHash {
   }
 };
 
-// Thread-safe. Holds at most `capacity` plans; when full it starts anew, since only sequences of ever new lengths fill it.
+// Thread-safe. Holds at most `capacity` plans; when full it starts anew: only ever new lengths fill it.
 class PlanCache {
  public:
   explicit PlanCache(std::size_t capacity) : capacity_(capacity) {}
 
-  // The plan of `key`, made by `make()` if it is not there; `make` runs without the lock, so that a slow one holds up nobody.
+  // The plan of `key`, made by `make()` if it is not there. `make` runs without the lock.
   template <class Make>
   std::shared_ptr<Plan const> get(PlanKey const& key, Make const& make) {
     {

@@ -1,4 +1,4 @@
-// Arguments -> Problem. Every error of a caller is found here, before any CUDA call; the message starts with the argument's name.
+// Arguments -> Problem. Finds every error of a caller before any CUDA call; messages start with the argument's name.
 #include <array>
 #include <cmath>
 #include <cstdint>
@@ -41,11 +41,11 @@ bool is_empty(Tensor const& tensor) {
 
 void require_rank(Named t, int rank, char const* layout) {
   require(t.tensor.given(), t.name, ": a tensor of shape ", layout, " is required, none was given");
-  require(t.tensor.rank == rank, t.name, ": must have shape ", layout, ", found ", t.tensor.rank, " dims: ",
-          ShapeText{t.tensor});
+  require(t.tensor.rank == rank, t.name, ": must have shape ", layout, ", found ", t.tensor.rank,
+          " dims: ", ShapeText{t.tensor});
   for (int dim = 0; dim < rank; ++dim) {
-    require(t.tensor.shape[dim] >= 0 && t.tensor.shape[dim] <= kMaxExtent, t.name, ": dim ", dim, " must be between 0 and ",
-            kMaxExtent, ", found ", t.tensor.shape[dim]);
+    require(t.tensor.shape[dim] >= 0 && t.tensor.shape[dim] <= kMaxExtent, t.name, ": dim ", dim,
+            " must be between 0 and ", kMaxExtent, ", found ", t.tensor.shape[dim]);
   }
 }
 
@@ -59,7 +59,7 @@ void require_size(Named t, DimNames const& names, int dim, std::int64_t size, ch
           ", found shape ", ShapeText{t.tensor});
 }
 
-// Strides that mean an address range which a tensor can have: none negative, the last one 1. Strides of dims of size 1 say nothing.
+// None negative or 0, and an address range that a tensor can have. Strides of dims of size 1 say nothing.
 void require_strides(Named t, DimNames const& names) {
   Tensor const& tensor = t.tensor;
   std::int64_t const bytes = element_bytes(tensor.dtype);
@@ -71,8 +71,8 @@ void require_strides(Named t, DimNames const& names) {
             ", negative strides are not supported; pass a contiguous copy");
     require(stride != 0, t.name, ": stride of dim ", dim, " (", names[dim], ") is 0 over ", size,
             " elements: an expanded dim is not supported; pass a contiguous copy");
-    require(stride <= kMaxSpanBytes / bytes / size, t.name, ": stride ", stride, " of dim ", dim, " (", names[dim], ") over ",
-            size, " elements spans more than 2^40 bytes, which TMA cannot address");
+    require(stride <= kMaxSpanBytes / bytes / size, t.name, ": stride ", stride, " of dim ", dim, " (", names[dim],
+            ") over ", size, " elements spans more than 2^40 bytes, which TMA cannot address");
   }
 }
 
@@ -83,9 +83,11 @@ void require_unit_last_stride(Named t) {
 }
 
 void require_memory(Named t, std::int64_t alignment) {
-  require(t.tensor.data != nullptr, t.name, ": the data pointer of a tensor of shape ", ShapeText{t.tensor}, " is null");
-  require(reinterpret_cast<std::uintptr_t>(t.tensor.data) % alignment == 0, t.name, ": the address must be a multiple of ",
-          alignment, " bytes, found ", t.tensor.data, " (a view that starts within such a unit?); pass a copy");
+  require(t.tensor.data != nullptr, t.name, ": the data pointer of a tensor of shape ", ShapeText{t.tensor},
+          " is null");
+  require(reinterpret_cast<std::uintptr_t>(t.tensor.data) % alignment == 0, t.name,
+          ": the address must be a multiple of ", alignment, " bytes, found ", t.tensor.data,
+          " (a view that starts within such a unit?); pass a copy");
 }
 
 // q, k and v are read by TMA: base and strides in units of 16 bytes.
@@ -97,9 +99,9 @@ void require_readable_by_tma(Named t, DimNames const& names) {
   require_memory(t, kTmaAlignment);
   std::int64_t const bytes = element_bytes(tensor.dtype);
   for (int dim = 0; dim + 1 < tensor.rank; ++dim) {
-    require(tensor.shape[dim] <= 1 || tensor.stride[dim] * bytes % kTmaAlignment == 0, t.name, ": stride of dim ", dim, " (",
-            names[dim], ") must be a multiple of ", kTmaAlignment / bytes, " elements (16 bytes), found ", tensor.stride[dim],
-            "; pass a contiguous copy");
+    require(tensor.shape[dim] <= 1 || tensor.stride[dim] * bytes % kTmaAlignment == 0, t.name, ": stride of dim ", dim,
+            " (", names[dim], ") must be a multiple of ", kTmaAlignment / bytes, " elements (16 bytes), found ",
+            tensor.stride[dim], "; pass a contiguous copy");
   }
 }
 
@@ -116,8 +118,9 @@ void require_contiguous(Named t) {
   if (is_empty(t.tensor)) { return; }
   std::int64_t expected = 1;
   for (int dim = t.tensor.rank - 1; dim >= 0; --dim) {
-    require(t.tensor.shape[dim] == 1 || t.tensor.stride[dim] == expected, t.name, ": must be contiguous, but the stride of dim ",
-            dim, " is ", t.tensor.stride[dim], " instead of ", expected);
+    require(t.tensor.shape[dim] == 1 || t.tensor.stride[dim] == expected, t.name,
+            ": must be contiguous, but the stride of dim ", dim, " is ", t.tensor.stride[dim], " instead of ",
+            expected);
     expected *= t.tensor.shape[dim];
   }
   require_memory(t, element_bytes(t.tensor.dtype));
@@ -138,8 +141,8 @@ void check_inputs(Arguments const& args) {
   require<InvalidType>(is_half(args.q.dtype), "q: dtype must be bf16 or fp16, found ", dtype_name(args.q.dtype));
   require(args.q.device >= 0, "q: must be on a CUDA device, but is on the CPU; move it to a Hopper GPU");
   for (Named const t : {Named{"k", args.k}, Named{"v", args.v}}) {
-    require<InvalidType>(t.tensor.dtype == args.q.dtype, t.name, ": dtype must be that of q, ", dtype_name(args.q.dtype),
-                         ", found ", dtype_name(t.tensor.dtype));
+    require<InvalidType>(t.tensor.dtype == args.q.dtype, t.name, ": dtype must be that of q, ",
+                         dtype_name(args.q.dtype), ", found ", dtype_name(t.tensor.dtype));
     require_device_of_q(t, args.q);
     require_size(t, kKeyDims, 0, args.q.shape[0], "as in q");
   }
@@ -178,13 +181,14 @@ void check_sinks(Arguments const& args) {
   require<InvalidType>(is_half(sinks.tensor.dtype) || sinks.tensor.dtype == DataType::kFloat32, sinks.name,
                        ": dtype must be bf16, fp16 or fp32, found ", dtype_name(sinks.tensor.dtype));
   require_device_of_q(sinks, args.q);
-  require(sinks.tensor.shape[0] == args.q.shape[2], sinks.name, ": must have one value for each head of q, ", args.q.shape[2],
-          ", found ", sinks.tensor.shape[0]);
+  require(sinks.tensor.shape[0] == args.q.shape[2], sinks.name, ": must have one value for each head of q, ",
+          args.q.shape[2], ", found ", sinks.tensor.shape[0]);
   require_contiguous(sinks);
 }
 
 void check_overlaps(Arguments const& args) {
-  std::array const inputs{Named{"q", args.q}, Named{"k", args.k}, Named{"v", args.v}, Named{"sinks (s_aux)", args.sinks}};
+  std::array const inputs{Named{"q", args.q}, Named{"k", args.k}, Named{"v", args.v},
+                          Named{"sinks (s_aux)", args.sinks}};
   Named const out{"out", args.out};
   Named const lse{"softmax_lse", args.softmax_lse};
   for (Named const input : inputs) {
@@ -201,23 +205,28 @@ void check_shape(ProblemShape const& shape) {
     char const* name;
     std::int64_t value;
   };
-  for (Extent const extent : {Extent{"batch", shape.batch}, {"seqlen_q", shape.seqlen_q}, {"seqlen_k", shape.seqlen_k},
-                              {"heads of q", shape.heads_q}, {"heads of k", shape.heads_k}}) {
-    require(extent.value >= 0 && extent.value <= kMaxExtent, extent.name, ": must be between 0 and ", kMaxExtent, ", found ",
-            extent.value);
+  for (Extent const extent : {Extent{"batch", shape.batch},
+                              {"seqlen_q", shape.seqlen_q},
+                              {"seqlen_k", shape.seqlen_k},
+                              {"heads of q", shape.heads_q},
+                              {"heads of k", shape.heads_k}}) {
+    require(extent.value >= 0 && extent.value <= kMaxExtent, extent.name, ": must be between 0 and ", kMaxExtent,
+            ", found ", extent.value);
   }
   require(shape.heads_k > 0, "k: heads must be at least 1, found 0");
-  require(shape.heads_q % shape.heads_k == 0, "q: heads must be a multiple of the heads of k and v: found ", shape.heads_q,
-          " and ", shape.heads_k);
+  require(shape.heads_q % shape.heads_k == 0, "q: heads must be a multiple of the heads of k and v: found ",
+          shape.heads_q, " and ", shape.heads_k);
   for (Extent const dim : {Extent{"q: head_dim", shape.head_dim}, {"v: head_dim", shape.head_dim_v}}) {
     require(dim.value > 0 && dim.value % kHeadDimStep == 0, dim.name, " must be a positive multiple of ", kHeadDimStep,
             ", found ", dim.value, "; pad with zeros");
-    require<NotImplemented>(dim.value <= kMaxHeadDim, dim.name, " must be at most ", kMaxHeadDim, ", found ", dim.value);
+    require<NotImplemented>(dim.value <= kMaxHeadDim, dim.name, " must be at most ", kMaxHeadDim, ", found ",
+                            dim.value);
   }
   std::int64_t const row_tiles = (shape.seqlen_q + kSmallestTileRows - 1) / kSmallestTileRows;
   std::int64_t const heads = shape.batch * shape.heads_q;  // both at most 2^29
-  require(row_tiles == 0 || heads <= kMaxTiles / row_tiles, "q: batch * heads * seqlen_q / 64 must be at most 2^30, found ",
-          heads, " * ", row_tiles, "; split the batch");
+  require(row_tiles == 0 || heads <= kMaxTiles / row_tiles,
+          "q: batch * heads * seqlen_q / 64 must be at most 2^30, found ", heads, " * ", row_tiles,
+          "; split the batch");
 }
 
 float checked_scale(Arguments const& args, std::int64_t head_dim) {
@@ -241,10 +250,11 @@ float checked_softcap(Arguments const& args, float scale) {
 
 void check_options(Arguments const& args) {
   require(args.window_left >= -1, "window_size: left must be -1 (unlimited) or at least 0, found ", args.window_left);
-  require(args.window_right >= -1, "window_size: right must be -1 (unlimited) or at least 0, found ", args.window_right);
+  require(args.window_right >= -1, "window_size: right must be -1 (unlimited) or at least 0, found ",
+          args.window_right);
   require(args.attention_chunk >= 0, "attention_chunk: must be at least 0 (0 is off), found ", args.attention_chunk);
-  require(args.num_splits >= 0 && args.num_splits <= kMaxSplits, "num_splits: must be 0 (chosen by the plan) to ", kMaxSplits,
-          ", found ", args.num_splits);
+  require(args.num_splits >= 0 && args.num_splits <= kMaxSplits, "num_splits: must be 0 (chosen by the plan) to ",
+          kMaxSplits, ", found ", args.num_splits);
   require(args.sm_margin >= 0 && args.sm_margin <= kMaxExtent, "sm_margin: must be at least 0, found ", args.sm_margin);
 }
 
@@ -254,8 +264,8 @@ MaskParams canonical_mask(Arguments const& args, std::int64_t seqlen_q, std::int
   std::int64_t const right = args.causal ? 0 : args.window_right;
   if (args.window_left >= 0 && args.window_left < seqlen_k - 1) { mask.left = static_cast<int>(args.window_left); }
   if (right >= 0 && right < seqlen_q - 1) { mask.right = static_cast<int>(right); }
-  // The diagonals of all queries lie in [seqlen_k - seqlen_q, seqlen_k). If one chunk holds them and all keys, it cuts nothing. A
-  // query before the first key lies in the chunk before and sees nothing: so it does with causal, chunk or not.
+  // The diagonals of all queries lie in [seqlen_k - seqlen_q, seqlen_k). If one chunk holds them and all keys, it cuts
+  // nothing. A query before the first key lies in the chunk before and sees nothing; with causal it never does.
   bool const all_in_first_chunk = args.attention_chunk >= seqlen_k && (seqlen_q <= seqlen_k || right == 0);
   if (args.attention_chunk > 0 && !all_in_first_chunk) {
     std::int64_t const longest = seqlen_q > seqlen_k ? seqlen_q : seqlen_k;

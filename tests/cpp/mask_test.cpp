@@ -1,0 +1,203 @@
+// The interval mask and the block ranges against a dense mask that is filled key by key.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <climits>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "kernels/block_range.h"
+#include "kernels/interval_mask.h"
+
+namespace hopper_attention {
+namespace {
+
+struct MaskCase {
+  MaskParams mask;
+  SeqlenQK len;
+};
+
+std::string text_of(MaskCase const& c) {
+  return "left " + std::to_string(c.mask.left) + ", right " + std::to_string(c.mask.right) + ", chunk " +
+         std::to_string(c.mask.chunk) + ", Sq " + std::to_string(c.len.q) + ", Sk " + std::to_string(c.len.k);
+}
+
+// The definition in docs/algorithm.md, word by word: position of the query, distance of the key, same chunk.
+bool sees(MaskCase const& c, int row, int key) {
+  int const position = row - c.len.q + c.len.k;
+  if (c.mask.left != kUnlimited && position - key > c.mask.left) { return false; }
+  if (c.mask.right != kUnlimited && key - position > c.mask.right) { return false; }
+  if (c.mask.chunk == 0) { return true; }
+  int chunk_of_query = 0;
+  while (position >= (chunk_of_query + 1) * c.mask.chunk) { ++chunk_of_query; }
+  while (position < chunk_of_query * c.mask.chunk) { --chunk_of_query; }
+  return key / c.mask.chunk == chunk_of_query;
+}
+
+class DenseMask {
+ public:
+  explicit DenseMask(MaskCase const& c) : keys_(c.len.k), seen_(static_cast<std::size_t>(c.len.q) * c.len.k) {
+    for (int row = 0; row < c.len.q; ++row) {
+      for (int key = 0; key < keys_; ++key) { seen_[at(row, key)] = sees(c, row, key); }
+    }
+  }
+  bool operator()(int row, int key) const { return key >= 0 && key < keys_ && seen_[at(row, key)]; }
+
+ private:
+  std::size_t at(int row, int key) const { return static_cast<std::size_t>(row) * keys_ + key; }
+
+  int keys_;
+  std::vector<bool> seen_;
+};
+
+MaskCase random_case(std::mt19937& random) {
+  auto const pick = [&random](int low, int high) { return std::uniform_int_distribution<int>(low, high)(random); };
+  MaskCase c;
+  int const longest = pick(0, 3) == 0 ? 8 : 90;
+  c.len = {pick(1, longest), pick(0, longest)};
+  auto const side = [&] { return pick(0, 2) == 0 ? kUnlimited : pick(0, 3) == 0 ? 0 : pick(0, 60); };
+  c.mask.left = side();
+  c.mask.right = side();
+  c.mask.chunk = pick(0, 2) == 0 ? pick(1, 70) : 0;
+  return c;
+}
+
+// What is wrong with the intervals; empty if nothing is.
+std::string interval_fault(MaskCase const& c, DenseMask const& dense) {
+  KeyInterval before{0, 0};
+  for (int row = 0; row < c.len.q; ++row) {
+    KeyInterval const interval = visible(c.mask, row, c.len);
+    std::string const where = " at row " + std::to_string(row);
+    if (interval.begin < 0 || interval.end > c.len.k || interval.begin > interval.end) {
+      return "interval out of bounds" + where;
+    }
+    if (interval.begin < before.begin || interval.end < before.end) { return "interval ends decrease" + where; }
+    for (int key = 0; key < c.len.k; ++key) {
+      if (dense(row, key) != (key >= interval.begin && key < interval.end)) {
+        return "key " + std::to_string(key) + " differs" + where;
+      }
+    }
+    before = interval;
+  }
+  return "";
+}
+
+int count_seen(DenseMask const& dense, int first_row, int last_row, int first_key, int last_key) {
+  int count = 0;
+  for (int row = first_row; row <= last_row; ++row) {
+    for (int key = first_key; key <= last_key; ++key) { count += dense(row, key); }
+  }
+  return count;
+}
+
+std::string range_fault(MaskCase const& c, DenseMask const& dense, int first_row, int last_row, int block) {
+  BlockRange const range = block_range(c.mask, first_row, last_row, c.len, block);
+  int const rows = last_row - first_row + 1;
+  int const seen = count_seen(dense, first_row, last_row, 0, c.len.k - 1);
+  if (range.empty()) { return seen == 0 ? "" : "visible keys, but no block"; }
+  if (seen == 0) { return "blocks, but no visible key"; }
+  if (range.begin != 0 || range.full_begin < range.begin || range.full_end < range.full_begin ||
+      range.end < range.full_end) {
+    return "bounds are not ordered";
+  }
+  auto const first_key = [&](int n) { return range.origin + n * block; };
+  if (count_seen(dense, first_row, last_row, range.origin, first_key(range.end) - 1) != seen) {
+    return "visible key outside the blocks";
+  }
+  if (count_seen(dense, first_row, last_row, range.origin, range.origin) == 0) { return "origin is no visible key"; }
+  for (int n = range.begin; n < range.end; ++n) {
+    int const in_block = count_seen(dense, first_row, last_row, first_key(n), first_key(n + 1) - 1);
+    if (in_block == 0) { return "block " + std::to_string(n) + " is useless"; }
+    bool const called_full = n >= range.full_begin && n < range.full_end;
+    if (called_full && in_block != rows * block) { return "block " + std::to_string(n) + " needs a mask"; }
+    if (!called_full && in_block == rows * block) { return "block " + std::to_string(n) + " is masked for nothing"; }
+  }
+  int first_seen = INT_MAX;
+  int last_seen = -1;
+  for (int key = 0; key < c.len.k; ++key) {
+    if (count_seen(dense, first_row, last_row, key, key) > 0) {
+      first_seen = std::min(first_seen, key);
+      last_seen = key;
+    }
+  }
+  if (range.keys.begin != first_seen || range.keys.end != last_seen + 1) { return "union of the intervals is wrong"; }
+  return "";
+}
+
+}  // namespace
+
+TEST_CASE("visible: 4,000 random masks agree with the dense mask, row by row") {
+  std::mt19937 random(2);
+  for (int i = 0; i < 4000; ++i) {
+    MaskCase const c = random_case(random);
+    CAPTURE(text_of(c));
+    REQUIRE(interval_fault(c, DenseMask(c)) == "");
+  }
+}
+
+TEST_CASE("block_range: 40,000 random tiles visit what their rows see and mask what must be masked") {
+  std::mt19937 random(3);
+  for (int i = 0; i < 4000; ++i) {
+    MaskCase const c = random_case(random);
+    DenseMask const dense(c);
+    for (int tile = 0; tile < 10; ++tile) {
+      int const first_row = std::uniform_int_distribution<int>(0, c.len.q - 1)(random);
+      int const last_row = std::min(c.len.q - 1, first_row + std::uniform_int_distribution<int>(0, 40)(random));
+      int const block = std::uniform_int_distribution<int>(1, 24)(random);
+      CAPTURE(text_of(c));
+      CAPTURE(first_row);
+      CAPTURE(last_row);
+      CAPTURE(block);
+      REQUIRE(range_fault(c, dense, first_row, last_row, block) == "");
+    }
+  }
+}
+
+TEST_CASE("block_range: every mask of tiny sequences") {
+  int checked = 0;
+  for (int q = 1; q <= 4; ++q) {
+    for (int k = 0; k <= 5; ++k) {
+      for (int left = -1; left <= 4; ++left) {
+        for (int right = -1; right <= 4; ++right) {
+          for (int chunk = 0; chunk <= 6; ++chunk) {
+            MaskCase const c{{left, right, chunk}, {q, k}};
+            DenseMask const dense(c);
+            CAPTURE(text_of(c));
+            REQUIRE(interval_fault(c, dense) == "");
+            for (int first_row = 0; first_row < q; ++first_row) {
+              for (int block = 1; block <= 3; ++block) {
+                REQUIRE(range_fault(c, dense, first_row, q - 1, block) == "");
+                ++checked;
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+  CHECK(checked == 45'360);
+}
+
+TEST_CASE("visible: rows that see no key") {
+  MaskParams const causal{.right = 0};
+  CHECK(visible(causal, 0, {300, 100}).empty());
+  CHECK(visible(causal, 199, {300, 100}).empty());
+  CHECK(visible(causal, 200, {300, 100}).end == 1);
+  CHECK(visible(MaskParams{}, 0, {5, 0}).empty());
+  CHECK(block_range(causal, 0, 127, {300, 100}, 64).empty());
+}
+
+TEST_CASE("visible: the longest sequences and windows that validate lets pass do not overflow") {
+  constexpr int kLongest = 1 << 29;
+  SeqlenQK const len{kLongest, kLongest};
+  int const last = kLongest - 1;
+  CHECK(visible({.left = kLongest - 2}, last, len).begin == 1);
+  CHECK(visible({.right = kLongest - 2}, 0, len).end == kLongest - 1);
+  CHECK(visible({.chunk = kLongest}, last, len).end == kLongest);
+  CHECK(visible({.left = kLongest - 2, .right = 0}, last, {kLongest, 1}).begin == 0);
+  CHECK(visible({.right = kLongest - 2}, 0, {kLongest, 1}).empty());
+  CHECK(block_range({.right = 0}, last - 127, last, len, 128).end == kLongest / 128);
+}
+
+}  // namespace hopper_attention

@@ -1,0 +1,270 @@
+// Decisions of the plan, on cards that need not be there.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+
+#include "hopper_attention/forward.h"
+#include "hopper_attention/testing.h"
+#include "kernels/host_device.h"
+#include "kernels/tile_config.h"
+#include "kernels/tile_scheduler.h"
+
+namespace hopper_attention {
+namespace {
+
+DeviceInfo card(int sm_count) {
+  return {.name = "a card",
+          .sm_count = sm_count,
+          .compute_major = 9,
+          .compute_minor = 0,
+          .l2_bytes = std::int64_t{50} << 20};
+}
+
+Problem problem(int batch, int seqlen_q, int seqlen_k, int heads_q, int heads_k, int head_dim, bool causal = false) {
+  return make_problem({.dtype = DataType::kBFloat16,
+                       .batch = batch,
+                       .seqlen_q = seqlen_q,
+                       .seqlen_k = seqlen_k,
+                       .heads_q = heads_q,
+                       .heads_k = heads_k,
+                       .head_dim = head_dim,
+                       .head_dim_v = head_dim},
+                      {.causal = causal});
+}
+
+bool explains(Plan const& plan, std::string const& text) { return plan.explain().find(text) != std::string::npos; }
+
+// The busiest block's share of the causal work over the mean, for the schedule that this plan asks for.
+double causal_imbalance(Plan const& plan, Problem const& p) {
+  int const m_blocks = ceil_div(p.seqlen_q, plan.tile.rows);
+  SchedulerParams const schedule =
+      make_scheduler_params(p.batch, p.heads_q, m_blocks, plan.heads_per_pass, true, plan.ctas);
+  std::int64_t most = 0;
+  std::int64_t total = 0;
+  for (int cta = 0; cta < plan.ctas; ++cta) {
+    std::int64_t work = 0;
+    for (TileScheduler scheduler(schedule, cta); scheduler.valid(); scheduler.advance()) {
+      work += scheduler.tile().m + 1;
+    }
+    most = std::max(most, work);
+    total += work;
+  }
+  return static_cast<double>(most) * plan.ctas / static_cast<double>(total);
+}
+
+}  // namespace
+
+TEST_CASE("plan: one block for each SM, never more blocks than tiles, never fewer than one") {
+  Problem const large = problem(2, 4096, 4096, 16, 16, 128);
+  for (int const sm_count : {1, 48, 114, 132}) { CHECK(plan(large, card(sm_count)).ctas == sm_count); }
+  CHECK(plan(large, card(132)).tiles == 2 * 16 * 4096 / 128);
+  CHECK(plan(problem(1, 100, 100, 3, 3, 128), card(132)).ctas == 3);
+
+  Problem with_margin = large;
+  with_margin.sm_margin = 32;
+  CHECK(plan(with_margin, card(132)).ctas == 100);
+  CHECK(explains(plan(with_margin, card(132)), "sm_margin 32"));
+  with_margin.sm_margin = 500;
+  CHECK(plan(with_margin, card(132)).ctas == 1);
+}
+
+TEST_CASE("plan: the tile comes from the table, by head dims and mask class") {
+  for (int const head_dim : {8, 64, 72, 128}) {
+    for (bool const causal : {false, true}) {
+      Plan const made = plan(problem(1, 512, 512, 4, 4, head_dim, causal), card(132));
+      TileRow const* row = find_tile(head_dim, head_dim, causal ? MaskClass::kMasked : MaskClass::kFull);
+      REQUIRE(row != nullptr);
+      CHECK(made.tile == row->tile);
+      CHECK(made.threads == (row->tile.rows / 64 + 1) * 128);
+      CHECK(made.kernel == KernelFamily::kPrefill);
+      CHECK(made.num_splits == 1);
+      CHECK(made.workspace_bytes == 0);
+    }
+  }
+}
+
+TEST_CASE("plan: every tile of the table is the answer for its own head dims or shares them with one that is") {
+  for (TileRow const& row : kTiles) {
+    TileRow const* found = find_tile(row.tile.head_dim, row.tile.head_dim_v, row.mask);
+    REQUIRE(found != nullptr);
+    CHECK(found->tile.head_dim == row.tile.head_dim);
+    CHECK(found->tile.head_dim_v == row.tile.head_dim_v);
+  }
+}
+
+TEST_CASE("plan: head dims that no tile holds name the largest") {
+  int largest = 0;
+  for (TileRow const& row : kTiles) { largest = std::max(largest, row.tile.head_dim); }
+  Problem p = problem(1, 64, 64, 1, 1, 128);
+  p.head_dim = largest + 8;
+  p.head_dim_v = largest + 8;
+  std::string message;
+  try {
+    plan(p, card(132));
+  } catch (NotImplemented const& error) { message = error.what(); }
+  CHECK(message.find("head_dim") != std::string::npos);
+  CHECK(message.find("largest is (" + std::to_string(largest)) != std::string::npos);
+}
+
+TEST_CASE("plan: heads are packed where tiles would be mostly idle, and only there") {
+  int const rows = find_tile(128, 128, MaskClass::kMasked)->tile.rows;
+  struct Case {
+    char const* why;
+    int seqlen_q, heads_q, heads_k, packed;
+  };
+  for (Case const c : {Case{"one query for each of 4 heads fills 4 rows instead of 1 of 4 tiles", 1, 32, 8, 4},
+                       {"8 heads, 16 queries: one tile instead of 8", 16, 8, 1, 8},
+                       {"a ratio that does not divide 64", 8, 40, 8, 5},
+                       {"the largest ratio that a slab holds", 1, 64, 1, 64},
+                       {"more heads than rows of a slab", 1, 130, 2, 1},
+                       {"no heads to pack", 1, 8, 8, 1},
+                       {"one query past a tile: 2 tiles a head, packed 5 for 4 heads", rows + 1, 32, 8, 4},
+                       {"a full tile of queries has no idle rows", rows, 32, 8, 1},
+                       {"a long prompt saves less than an eighth", 32 * rows + 1, 32, 8, 1}}) {
+    CAPTURE(c.why);
+    Problem const p = problem(1, c.seqlen_q, 1000, c.heads_q, c.heads_k, 128, true);
+    Plan const made = plan(p, card(132));
+    CHECK(made.packed_heads == c.packed);
+    std::int64_t const queries_per_tile = made.tile.rows / 64 * (64 / c.packed);
+    CHECK(made.tiles == ceil_div<std::int64_t>(c.seqlen_q, queries_per_tile) * (c.heads_q / c.packed));
+    CHECK(made.tiles <= ceil_div(c.seqlen_q, made.tile.rows) * c.heads_q);
+  }
+}
+
+TEST_CASE("plan: K and V of the heads of a pass stay in L2, heads that share them stay together") {
+  for (int const seqlen : {64, 1000, 4096, 16384, 131072}) {
+    for (int const heads_k : {1, 4, 10, 16}) {
+      for (int const ratio : {1, 4, 5}) {
+        Problem const p = problem(2, seqlen, seqlen, heads_k * ratio, heads_k, 128, true);
+        Plan const made = plan(p, card(132));
+        CAPTURE(made.explain());
+        int const all = p.batch * p.heads_q / made.packed_heads;
+        CHECK(made.heads_per_pass >= 1);
+        CHECK(made.heads_per_pass <= all);
+        int const sharing = ratio / made.packed_heads;
+        CHECK((made.heads_per_pass % sharing == 0));
+        std::int64_t const bytes = std::int64_t{made.heads_per_pass / sharing} * seqlen * 256 * 2;
+        std::int64_t const tiles_of_pass = made.tiles / all * made.heads_per_pass;
+        bool const needed_to_fill_the_card = tiles_of_pass - made.tiles / all * sharing < 2 * made.ctas;
+        CHECK((bytes <= (std::int64_t{30} << 20) || needed_to_fill_the_card));
+      }
+    }
+  }
+}
+
+TEST_CASE("plan: causal work is even over the blocks in the cases that are measured") {
+  struct Case {
+    int batch, seqlen, heads, head_dim;
+  };
+  for (Case const c : {Case{32, 512, 16, 128},
+                       {16, 1024, 16, 128},
+                       {8, 2048, 16, 128},
+                       {4, 4096, 16, 128},
+                       {2, 8192, 16, 128},
+                       {1, 16384, 16, 128},
+                       {4, 4096, 32, 64},
+                       {1, 16384, 32, 64}}) {
+    Problem const p = problem(c.batch, c.seqlen, c.seqlen, c.heads, c.heads, c.head_dim, true);
+    Plan const made = plan(p, card(132));
+    CAPTURE(made.explain());
+    CHECK(causal_imbalance(made, p) < 1.05);
+  }
+}
+
+TEST_CASE("plan: nothing runs for an output without elements, and it says so") {
+  for (Problem const& p : {problem(0, 5, 5, 2, 2, 64), problem(3, 0, 5, 2, 2, 64), problem(3, 5, 5, 0, 2, 64)}) {
+    Plan const made = plan(p, card(132));
+    CHECK(made.kernel == KernelFamily::kNone);
+    CHECK(made.tiles == 0);
+    CHECK(made.ctas == 0);
+    CHECK(explains(made, "nothing to run"));
+    CHECK(explains(made, "the output has no elements"));
+  }
+}
+
+TEST_CASE("plan: without keys the kernel still runs, since it writes zeros and -inf") {
+  Plan const made = plan(problem(2, 5, 0, 2, 2, 64), card(132));
+  CHECK(made.kernel == KernelFamily::kPrefill);
+  CHECK(made.ctas == 4);
+}
+
+TEST_CASE("plan: does not depend on the batch, the SM count or sm_margin where bits depend on it") {
+  for (int const seqlen : {1, 65, 4096}) {
+    Plan const one = plan(problem(1, seqlen, 1000, 32, 8, 128, true), card(132));
+    for (int const batch : {2, 33, 1000}) {
+      Plan const other = plan(problem(batch, seqlen, 1000, 32, 8, 128, true), card(48));
+      CHECK(other.tile == one.tile);
+      CHECK(other.packed_heads == one.packed_heads);
+      CHECK(other.num_splits == one.num_splits);
+    }
+  }
+}
+
+TEST_CASE("plan: explain prints the problem, the card and a reason for each decision") {
+  Plan const made = plan(problem(2, 512, 4096, 32, 8, 128, true), device_info("H100"));
+  for (char const* text :
+       {"plan: prefill kernel, bf16", "batch 2, 512 queries on 4096 keys, heads 32/8, head dims 128/128, causal",
+        "H100, 132 SMs, 50.0 MiB L2", "  tile", "  packing", "  splits", "  grid", "  order", "  workspace"}) {
+    CAPTURE(text);
+    CAPTURE(made.explain());
+    CHECK(explains(made, text));
+  }
+  CHECK(made.reasons.size() == 8);
+}
+
+TEST_CASE("plan: masks are named in canonical form") {
+  auto const text = [](Arguments const& options) {
+    return plan(make_problem({DataType::kFloat16, 1, 300, 300, 2, 2, 64, 64, true}, options), card(132)).reasons.at(0);
+  };
+  CHECK(text({}).find("no mask, sinks") != std::string::npos);
+  CHECK(text({.window_left = 16, .window_right = 0}).find("window (16, 0)") != std::string::npos);
+  CHECK(text({.window_right = 7}).find("window (unlimited, 7)") != std::string::npos);
+  CHECK(text({.causal = true, .attention_chunk = 32, .softcap = 30.0}).find("causal, chunk 32, softcap") !=
+        std::string::npos);
+}
+
+TEST_CASE("plan: problems that were not made by make_problem are still refused where a decision would fail") {
+  Problem p = problem(1, 64, 64, 4, 2, 64);
+  CHECK_THROWS_AS(plan(p, card(0)), InvalidArgument);
+  p.heads_k = 0;
+  CHECK_THROWS_AS(plan(p, card(132)), InvalidArgument);
+  p.heads_k = 3;
+  CHECK_THROWS_AS(plan(p, card(132)), InvalidArgument);
+}
+
+TEST_CASE("plan_with: a forced choice replaces the plan's own and is named as forced") {
+  using testing::plan_with;
+  Problem const p = problem(1, 1, 1000, 8, 2, 64, true);
+  TileConfig const wide = find_tile(128, 128, MaskClass::kMasked)->tile;
+  Plan const made =
+      plan_with(p, card(132), {.tile = wide, .packed_heads = 1, .heads_per_pass = 3, .ctas = 5, .num_splits = 1});
+  CHECK(made.tile == wide);
+  CHECK(made.packed_heads == 1);
+  CHECK(made.heads_per_pass == 3);
+  CHECK(made.ctas == 5);
+  CHECK(made.threads == (wide.rows / 64 + 1) * 128);
+  CHECK(explains(made, "forced"));
+  CHECK(plan_with(p, card(132), {.tile = {.head_dim = 128}}).tile.head_dim == 128);
+  CHECK(plan_with(p, card(132), {}).reasons == plan(p, card(132)).reasons);
+  CHECK_THROWS_AS(plan_with(p, card(132), {.tile = {.rows = 7}}), InvalidArgument);
+  CHECK_THROWS_AS(plan_with(p, card(132), {.packed_heads = 3}), InvalidArgument);
+  CHECK_THROWS_AS(plan_with(p, card(132), {.num_splits = 2}), InvalidArgument);
+}
+
+TEST_CASE("device_info: cards by name; an unknown one is refused with the known ones") {
+  CHECK(device_info("H100").sm_count == 132);
+  CHECK(device_info("H100 PCIe").sm_count == 114);
+  CHECK(device_info("H200").sm_count == 132);
+  CHECK(device_info("H20").sm_count == 78);
+  std::string message;
+  try {
+    device_info("A100");
+  } catch (InvalidArgument const& error) { message = error.what(); }
+  CHECK(message.find("device") == 0);
+  CHECK(message.find("H100 PCIe") != std::string::npos);
+  CHECK(message.find("A100") != std::string::npos);
+}
+
+}  // namespace hopper_attention
