@@ -86,7 +86,7 @@ struct KernelInfo {
   TileConfig tile;
 };
 
-// Arguments -> Problem. Raises InvalidArgument, InvalidType or NotImplemented for every user error, before any CUDA call.
+// Arguments -> Problem. Every user error raises InvalidArgument, InvalidType or NotImplemented, before any CUDA call.
 HOPPER_ATTENTION_EXPORT Problem validate(Arguments const& args);
 
 // A problem as the user states it, without tensors: for plans that need neither memory nor a GPU.
