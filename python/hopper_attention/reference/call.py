@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from hopper_attention.reference.arrays import FP8_DTYPES, View, new_array
-from hopper_attention.reference.checks import check_overlap, floats, number, require, shape_is, softcap_of
+from hopper_attention.reference.checks import check_overlap, floats, number, shape_is, softcap_of
 from hopper_attention.reference.core import Softmax, attend_sequence, keys_seen
 from hopper_attention.reference.keys import Keys, rotate
 from hopper_attention.reference.mask import Lengths, Mask
@@ -19,7 +19,7 @@ def packed_queries(starts: np.ndarray, used: np.ndarray | None, total: int) -> l
     end = np.clip(starts[1:], begin, total)
     if used is not None:
         end = begin + np.clip(used, 0, end - begin)
-    return [slice(int(b), int(e)) for b, e in zip(begin, end)]
+    return [slice(int(b), int(e)) for b, e in zip(begin, end, strict=True)]
 
 
 class Call:

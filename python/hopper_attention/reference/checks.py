@@ -47,7 +47,7 @@ def integers(name: str, x: Any, shape: tuple[int | None, ...]) -> np.ndarray:
     if dtype_name(x) != "int32":
         raise TypeError(f"{name} has dtype {dtype_name(x)}; int32 is needed")
     found = tuple(x.shape)
-    fits = len(found) == len(shape) and all(want in (None, have) for want, have in zip(shape, found))
+    fits = len(found) == len(shape) and all(want in (None, have) for want, have in zip(shape, found, strict=True))
     require(
         fits, name, " has shape ", found, "; (", ", ".join("any" if n is None else str(n) for n in shape), ") is needed"
     )
@@ -156,7 +156,7 @@ def softcap_of(softcap: Any) -> float:
 
 def check_overlap(out: View, inputs: dict[str, View | None]) -> None:
     """ValueError if `out` shares memory with an input, or with itself through a stride of 0."""
-    sizes = zip(out.memory.shape, out.memory.strides)
+    sizes = zip(out.memory.shape, out.memory.strides, strict=True)
     require(
         all(n < 2 or stride for n, stride in sizes) or out.memory.size == 0,
         "out has a stride of 0: it must not overlap itself",

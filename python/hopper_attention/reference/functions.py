@@ -294,7 +294,7 @@ def cache_keys(cache: Any, batch: int, page_table: Any, cache_batch_idx: Any) ->
         )
         rows = np.arange(batch)
     inside = (rows >= 0) & (rows < cache.shape[0])
-    return [DenseKeys(int(row), cache.shape[1] if ok else 0) for row, ok in zip(rows, inside)]
+    return [DenseKeys(int(row), cache.shape[1] if ok else 0) for row, ok in zip(rows, inside, strict=True)]
 
 
 def cache_lengths(cache_seqlens: Any, keys: list) -> list[int]:
@@ -305,7 +305,7 @@ def cache_lengths(cache_seqlens: Any, keys: list) -> list[int]:
         given = integers("cache_seqlens", cache_seqlens, (len(keys),))
     else:
         given = [integer("cache_seqlens", cache_seqlens)] * len(keys)
-    return [clamp(length, 0, entry.capacity) for length, entry in zip(given, keys)]
+    return [clamp(length, 0, entry.capacity) for length, entry in zip(given, keys, strict=True)]
 
 
 def new_keys(k: Any, v: Any, starts: Any, cache_k: Any, cache_v: Any, batch: int):

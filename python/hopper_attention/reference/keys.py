@@ -34,11 +34,14 @@ class DenseKeys:
     capacity: int
 
     def read(self, view, head, begin, end):
+        if self.capacity == 0:
+            return np.zeros((0, view.shape[-1]), view.compute)
         return view.read((self.batch, slice(begin, end), head))
 
     def write(self, view, first, values):
-        count = max(0, min(len(values), self.capacity - first))
-        view.write((self.batch, slice(first, first + count)), values[:count])
+        count = min(len(values), self.capacity - first)
+        if count > 0:
+            view.write((self.batch, slice(first, first + count)), values[:count])
 
 
 @dataclass(frozen=True)
