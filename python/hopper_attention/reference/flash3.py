@@ -21,8 +21,8 @@ FP8_MAX_OFFSET = 8.0  # P is at most 2^8 instead of 1: e4m3 ends at 448, and sma
 
 @dataclass(frozen=True)
 class Exponent:
-    """How a score becomes a power of 2. inner: softmax scale / softcap, 0 without softcap; scale_log2: log2(e) times the
-    scale, or times the softcap; offset: what is added to every exponent.
+    """How a score becomes a power of 2. inner: softmax scale / softcap, 0 without softcap; scale_log2: log2(e) times
+    the scale, or times the softcap; offset: what is added to every exponent.
     """
 
     inner: float
@@ -105,7 +105,9 @@ def tile(q, k, v, rows, mask, exponent, block_k, p_dtype):
 
 
 def softmax(state, scores, exponent):
-    """One block: new maximum, rescale of the sums, P = exp2(c S - c m + offset). Updates `state`, returns P (R, keys)."""
+    """One block: new maximum, rescale of the sums, P = exp2(c S - c m + offset). Updates `state`, returns P (R,
+    keys).
+    """
     previous = state.maximum
     state.maximum = np.maximum(previous, scores.max(axis=1, keepdims=True))
     c = scores.dtype.type(exponent.scale_log2)
@@ -119,7 +121,7 @@ def softmax(state, scores, exponent):
 
 
 def finalize(state, exponent, sink, v_descale):
-    """The one reduction over threads, then O = accumulator / sum, LSE = (c m - offset) ln 2 + ln(sum), with the sink."""
+    """The one reduction over threads; O = accumulator / sum, LSE = (c m - offset) ln 2 + ln(sum), with the sink."""
     total = state.partial_sum.sum(axis=1, keepdims=True)
     number = total.dtype.type
     exponent_max = safe(state.maximum) * number(exponent.scale_log2) - number(exponent.offset)

@@ -1,4 +1,4 @@
-"""Every algorithm of hopper_attention.reference is standard attention: checked in float64 over random shapes and tiles."""
+"""Every algorithm of hopper_attention.reference is standard attention, in float64, over random shapes and tiles."""
 
 from __future__ import annotations
 
