@@ -1,0 +1,28 @@
+// TMA descriptors: strided global tensors as boxes that land swizzled in shared memory.
+#pragma once
+
+#include <cuda.h>
+
+#include <array>
+#include <cstdint>
+
+#include "hopper_attention/types.h"
+
+namespace hopper_attention {
+
+// Dimensions from the innermost (stride 1) outwards; unused ones have extent 1. Strides and boxes count elements.
+struct TensorMapShape {
+  static constexpr int kRank = 5;
+  int rank = kRank;
+  std::array<std::uint64_t, kRank> extent{1, 1, 1, 1, 1};
+  std::array<std::uint64_t, kRank> stride{1, 1, 1, 1, 1};
+  std::array<std::uint32_t, kRank> box{1, 1, 1, 1, 1};
+
+  friend bool operator==(TensorMapShape const&, TensorMapShape const&) = default;
+};
+
+// The descriptor of a 16-bit tensor at `data`; the swizzle follows from box[0] (64 columns: 128 bytes, 32: 64 bytes). Reads outside
+// the extents give zeros, writes are dropped. Raises CudaError if the driver refuses.
+CUtensorMap make_tensor_map(DataType dtype, void* data, TensorMapShape const& shape);
+
+}  // namespace hopper_attention

@@ -1,0 +1,23 @@
+// Lets plain functions serve host and device; code that includes this compiles without CUDA.
+#pragma once
+
+#if defined(__CUDACC__)
+#define HA_HOST_DEVICE __host__ __device__ __forceinline__
+#else
+#define HA_HOST_DEVICE inline
+#endif
+
+namespace hopper_attention {
+
+// Both for b > 0.
+template <class T>
+HA_HOST_DEVICE constexpr T ceil_div(T a, T b) {
+  return (a + b - 1) / b;
+}
+
+HA_HOST_DEVICE constexpr int floor_div(int a, int b) { return a / b - (a % b < 0); }
+
+HA_HOST_DEVICE constexpr int min_of(int a, int b) { return a < b ? a : b; }
+HA_HOST_DEVICE constexpr int max_of(int a, int b) { return a > b ? a : b; }
+
+}  // namespace hopper_attention

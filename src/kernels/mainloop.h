@@ -1,0 +1,144 @@
+// Consumer warpgroups: S = Q K^T, online softmax, O += P V, for one slab of 64 query rows.
+//
+// Source of the schedule: FlashAttention-3 (Shah et al. 2024), sections 3.1 and 3.2, written anew.
+#pragma once
+
+#include "kernels/cute.h"
+
+#include "kernels/params.h"
+#include "kernels/ring.h"
+#include "kernels/scores.h"
+#include "kernels/softmax.h"
+#include "kernels/tile_work.h"
+#include "kernels/turns.h"
+
+namespace hopper_attention {
+
+using namespace cute;
+
+// Issues C = A B or C += A B over all steps of K, as one group of asynchronous WGMMAs. A may be in registers.
+template <GMMA::ScaleOut kFirst, class Mma, class A, class B, class C>
+__device__ __forceinline__ void gemm_async(Mma& mma, A const& a, B const& b, C& c) {
+  warpgroup_fence_operand(c);
+  warpgroup_arrive();
+  mma.accumulate_ = kFirst;
+  CUTE_UNROLL
+  for (int k = 0; k < size<2>(a); ++k) {
+    cute::gemm(mma, a(_, _, k), b(_, _, k), c);
+    mma.accumulate_ = GMMA::ScaleOut::One;
+  }
+  warpgroup_commit_batch();
+  warpgroup_fence_operand(c);
+}
+
+template <class Traits>
+struct CollectiveMainloop {
+  using Element = typename Traits::Element;
+  using SharedStorage = typename Traits::SharedStorage;
+  using State = RingState<Traits::kStages>;
+
+  PrefillParams const& params;
+  SharedStorage& shared;
+  int warpgroup;
+  int thread;  // in the warpgroup
+  Turns<Traits> turns;
+
+  __device__ __forceinline__ void wait(State const& state) const { wait_barrier(shared.full[state.slot], state.phase); }
+
+  __device__ __forceinline__ void release(State const& state) const {
+    if (thread % 32 == 0) { arrive_barrier(shared.empty[state.slot]); }
+  }
+
+  // Accumulates tOrO (64 x head_dim_v, unscaled) and the softmax state over the key blocks of `work`, right to left.
+  // `release_q` is called as soon as Q is not needed any more.
+  template <class Output, class ReleaseQ>
+  __device__ __forceinline__ void mma(TileWork const& work, State& read, OnlineSoftmax& softmax, Output& tOrO,
+                                      ReleaseQ release_q) const {
+    cute::Tensor sQ = make_tensor(make_smem_ptr(shared.q[warpgroup]), typename Traits::LayoutQ{});    // (64, D)
+    cute::Tensor sK = make_tensor(make_smem_ptr(shared.ring[0]), typename Traits::LayoutK{});         // (keys, D, slots)
+    cute::Tensor sVt = make_tensor(make_smem_ptr(shared.ring[0]), typename Traits::LayoutVt{});       // (Dv, keys, slots)
+
+    typename Traits::MmaQk mma_qk;
+    typename Traits::MmaPv mma_pv;
+    auto const thread_qk = mma_qk.get_thread_slice(thread);
+    auto const thread_pv = mma_pv.get_thread_slice(thread);
+    cute::Tensor tSrQ = thread_qk.partition_fragment_A(sQ);   // (MMA, 1, D / 16)
+    cute::Tensor tSrK = thread_qk.partition_fragment_B(sK);   // (MMA, 1, D / 16, slots)
+    cute::Tensor tOrV = thread_pv.partition_fragment_B(sVt);  // (MMA, 1, keys / 16, slots)
+
+    cute::Tensor tSrS = partition_fragment_C(mma_qk, Shape<Int<kSlabRows>, Int<Traits::kKeys>>{});  // (MMA, 1, 1)
+    cute::Tensor tOrP = make_tensor<Element>(operand_view(tSrS).layout());                         // (8, 1, keys / 16)
+
+    ThreadRows const rows(thread, work.queries.first + warpgroup * work.queries_per_slab);
+
+    // Scores of block n -> probabilities.
+    auto const probabilities = [&](int n, auto masked) __attribute__((always_inline)) {
+      if (params.softmax.softcap_inner != 0.0F) { apply_softcap(tSrS, params.softmax.softcap_inner); }
+      if constexpr (masked) {
+        apply_mask(tSrS, params.mask, params.len, params.packing, rows, work.first_key(n, Traits::kKeys));
+      }
+      softmax.update(tSrS, masked);
+    };
+    auto const convert = [&]() __attribute__((always_inline)) {
+      cute::Tensor scores = operand_view(tSrS);
+      cutlass::NumericArrayConverter<Element, float, 8> const round;
+      CUTE_UNROLL
+      for (int k = 0; k < size<2>(scores); ++k) {
+        auto const& from = *reinterpret_cast<cutlass::Array<float, 8> const*>(&scores(0, 0, k));
+        *reinterpret_cast<cutlass::Array<Element, 8>*>(&tOrP(0, 0, k)) = round(from);
+      }
+    };
+
+    BlockRange const& range = work.range;
+    int n = range.end - 1;
+
+    wait(read);
+    gemm_async<GMMA::ScaleOut::Zero>(mma_qk, tSrQ, tSrK(_, _, _, read.slot), tSrS);
+    warpgroup_wait<0>();
+    warpgroup_fence_operand(tSrS);
+    release(read);
+    ++read;
+    clear(tOrO);
+    probabilities(n, true_type{});
+    convert();
+    --n;
+
+    // S of block n is issued first; O += P V of block n + 1 runs under its softmax.
+    auto const step = [&](int n, auto masked) __attribute__((always_inline)) {
+      State const k = read;
+      ++read;
+      State const v = read;
+      ++read;
+      wait(k);
+      turns.wait();
+      gemm_async<GMMA::ScaleOut::Zero>(mma_qk, tSrQ, tSrK(_, _, _, k.slot), tSrS);  // S = Q @ K_n.T
+      if constexpr (Traits::kRescaleBeforePv) { softmax.rescale_output(tOrO); }
+      wait(v);
+      gemm_async<GMMA::ScaleOut::One>(mma_pv, tOrP, tOrV(_, _, _, v.slot), tOrO);   // O += P @ V_(n+1)
+      turns.pass();
+      warpgroup_wait<1>();
+      warpgroup_fence_operand(tSrS);
+      release(k);
+      probabilities(n, masked);
+      warpgroup_wait<0>();
+      warpgroup_fence_operand(tOrO);
+      release(v);
+      convert();
+      if constexpr (!Traits::kRescaleBeforePv) { softmax.rescale_output(tOrO); }
+    };
+    for (; n >= range.full_end; --n) { step(n, true_type{}); }    // right edge
+    for (; n >= range.full_begin; --n) { step(n, false_type{}); }  // no mask
+    for (; n >= range.begin; --n) { step(n, true_type{}); }       // left edge
+
+    release_q();
+    if constexpr (Traits::kRescaleBeforePv) { softmax.rescale_output(tOrO); }
+    wait(read);
+    gemm_async<GMMA::ScaleOut::One>(mma_pv, tOrP, tOrV(_, _, _, read.slot), tOrO);
+    warpgroup_wait<0>();
+    warpgroup_fence_operand(tOrO);
+    release(read);
+    ++read;
+  }
+};
+
+}  // namespace hopper_attention

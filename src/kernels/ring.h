@@ -1,0 +1,38 @@
+// The ring of shared-memory slots through which K and V reach the consumers.
+#pragma once
+
+#include "kernels/cute.h"
+
+#include <cstdint>
+
+namespace hopper_attention {
+
+// A place in the ring: the slot, and how often (mod 2) it has been passed.
+template <int kStages>
+struct RingState {
+  int slot = 0;
+  uint32_t phase = 0;
+
+  __device__ __forceinline__ void operator++() {
+    if (++slot == kStages) {
+      slot = 0;
+      phase ^= 1;
+    }
+  }
+};
+
+__device__ __forceinline__ void wait_barrier(uint64_t& barrier, uint32_t phase) {
+  cutlass::arch::ClusterBarrier::wait(&barrier, phase);
+}
+
+__device__ __forceinline__ void arrive_barrier(uint64_t& barrier) { cutlass::arch::ClusterBarrier::arrive(&barrier); }
+
+__device__ __forceinline__ void expect_bytes(uint64_t& barrier, uint32_t bytes) {
+  cutlass::arch::ClusterTransactionBarrier::arrive_and_expect_tx(&barrier, bytes);
+}
+
+__device__ __forceinline__ void init_barrier(uint64_t& barrier, uint32_t arrivals) {
+  cutlass::arch::ClusterBarrier::init(&barrier, arrivals);
+}
+
+}  // namespace hopper_attention

@@ -1,0 +1,59 @@
+// What happens to a block of scores before the softmax: softcap, then the mask.
+#pragma once
+
+#include "kernels/cute.h"
+
+#include "kernels/block_range.h"
+#include "kernels/softmax.h"
+#include "kernels/tile_geometry.h"
+
+namespace hopper_attention {
+
+// Where a consumer thread's scores lie: its queries, and its first column in a block.
+struct ThreadRows {
+  int slab_row;     // of its first row; the second is 8 below
+  int first_query;  // of the slab
+  int column;
+
+  __device__ __forceinline__ ThreadRows(int thread, int first_query_) : first_query(first_query_) {
+    int const lane = thread % 32;
+    slab_row = thread / 32 * 16 + lane / 4;
+    column = lane % 4 * 2;
+  }
+
+  __device__ __forceinline__ int row(int r) const { return slab_row + 8 * r; }
+  __device__ __forceinline__ int query(Packing const& packing, int r) const {
+    return first_query + packing.heads.quotient(row(r));
+  }
+};
+
+// scores -> tanh(scores * inner), to be scaled by softcap with the softmax. 1 - 2 / (exp(2x) + 1) has an absolute error of 1e-7,
+// where tanh.approx has 5e-4, which the LSE would show.
+template <class Scores>
+__device__ __forceinline__ void apply_softcap(Scores& scores, float inner) {
+  float const exponent = 2.0F * kLog2e * inner;
+  CUTE_UNROLL
+  for (int i = 0; i < size(scores); ++i) {
+    scores(i) = 1.0F - 2.0F * reciprocal_approx(exp2_approx(scores(i) * exponent) + 1.0F);
+  }
+}
+
+// Scores of keys outside the row's interval become -inf, whatever they were. `first_key` is the block's first key.
+template <class Scores>
+__device__ __forceinline__ void apply_mask(Scores& scores, MaskParams const& mask, SeqlenQK len, Packing const& packing,
+                                           ThreadRows const& thread, int first_key) {
+  auto rows = rows_view(scores);
+  CUTE_UNROLL
+  for (int r = 0; r < kRowsPerThread; ++r) {
+    KeyInterval const keys = visible(mask, thread.query(packing, r), len);
+    int const begin = keys.begin - first_key - thread.column;
+    unsigned const length = keys.end - keys.begin;
+    CUTE_UNROLL
+    for (int c = 0; c < size<1>(rows); ++c) {
+      int const column = c / 2 * 8 + c % 2;
+      if (static_cast<unsigned>(column - begin) >= length) { rows(r, c) = -INFINITY; }
+    }
+  }
+}
+
+}  // namespace hopper_attention

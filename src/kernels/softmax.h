@@ -1,0 +1,100 @@
+// Online softmax of the two rows that a thread holds in a WGMMA accumulator.
+//
+// Source of the method: Milakov and Gimelshein 2018 (online normalizer), Dao 2023 (FlashAttention-2: unscaled accumulator),
+// with the scale folded into exponents of 2 and the row sum reduced over the quad once, at the end.
+#pragma once
+
+#include "kernels/cute.h"
+
+namespace hopper_attention {
+
+using namespace cute;
+
+inline constexpr int kRowsPerThread = 2;  // row and row + 8 of a 64-row accumulator
+inline constexpr float kLn2 = 0.693147180559945309F;
+inline constexpr float kLog2e = 1.44269504088896341F;
+
+__device__ __forceinline__ float exp2_approx(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+__device__ __forceinline__ float reciprocal_approx(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// A 64 x N accumulator ((2, 2, N / 8), 1, 1) as (row, column) of this thread: (2, (2, N / 8)).
+template <class Accumulator>
+__device__ __forceinline__ auto rows_view(Accumulator& acc) {
+  constexpr int kGroups = decltype(size(acc))::value / 4;
+  return make_tensor(acc.data(), Layout<Shape<_2, Shape<_2, Int<kGroups>>>, Stride<_2, Stride<_1, _4>>>{});
+}
+
+// The same accumulator as A operand of the next WGMMA: (8 values of 16 columns, 1, N / 16).
+template <class Accumulator>
+__device__ __forceinline__ auto operand_view(Accumulator& acc) {
+  constexpr int kSteps = decltype(size(acc))::value / 8;
+  return make_tensor(acc.data(), Layout<Shape<Shape<_2, _2, _2>, _1, Int<kSteps>>, Stride<Stride<_1, _2, _4>, _0, _8>>{});
+}
+
+struct OnlineSoftmax {
+  float scale_log2;                   // scores -> exponents of 2
+  float row_max[kRowsPerThread];      // of the scores, unscaled
+  float row_sum[kRowsPerThread];      // of this thread's columns
+  float rescale[kRowsPerThread];      // by how much the last update shrank O
+
+  __device__ __forceinline__ explicit OnlineSoftmax(float scale_log2_) : scale_log2(scale_log2_) {
+    CUTE_UNROLL
+    for (int r = 0; r < kRowsPerThread; ++r) {
+      row_max[r] = -INFINITY;
+      row_sum[r] = 0.0F;
+      rescale[r] = 1.0F;
+    }
+  }
+
+  // A row that has seen no key has the maximum -inf; its exponents are taken relative to 0, so that they are 0 and not NaN.
+  __device__ __forceinline__ float offset(int r) const { return row_max[r] == -INFINITY ? 0.0F : row_max[r] * scale_log2; }
+
+  // scores -> probabilities relative to the row maximum so far, in place. `may_be_empty`: a row may have seen no key yet.
+  template <class Scores, class MayBeEmpty>
+  __device__ __forceinline__ void update(Scores& scores, MayBeEmpty may_be_empty) {
+    auto rows = rows_view(scores);
+    CUTE_UNROLL
+    for (int r = 0; r < kRowsPerThread; ++r) {
+      float local = row_max[r];
+      CUTE_UNROLL
+      for (int c = 0; c < size<1>(rows); ++c) { local = fmaxf(local, rows(r, c)); }
+      local = fmaxf(local, __shfl_xor_sync(0xffffffff, local, 1));
+      local = fmaxf(local, __shfl_xor_sync(0xffffffff, local, 2));
+      float const before = row_max[r];
+      row_max[r] = local;
+      float const now = may_be_empty ? offset(r) : local * scale_log2;
+      rescale[r] = exp2_approx(before * scale_log2 - now);
+      row_sum[r] *= rescale[r];
+      CUTE_UNROLL
+      for (int c = 0; c < size<1>(rows); ++c) {
+        rows(r, c) = exp2_approx(rows(r, c) * scale_log2 - now);
+      }
+    }
+    CUTE_UNROLL
+    for (int r = 0; r < kRowsPerThread; ++r) {
+      CUTE_UNROLL
+      for (int c = 0; c < size<1>(rows); ++c) { row_sum[r] += rows(r, c); }
+    }
+  }
+
+  template <class Accumulator>
+  __device__ __forceinline__ void rescale_output(Accumulator& output) const {
+    auto rows = rows_view(output);
+    CUTE_UNROLL
+    for (int r = 0; r < kRowsPerThread; ++r) {
+      CUTE_UNROLL
+      for (int c = 0; c < size<1>(rows); ++c) { rows(r, c) *= rescale[r]; }
+    }
+  }
+};
+
+}  // namespace hopper_attention

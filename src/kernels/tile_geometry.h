@@ -1,0 +1,34 @@
+// How tiles lie in shared memory and which rows of the problem they hold: what the host's tensor maps and the kernels agree on.
+#pragma once
+
+#include "kernels/block_range.h"
+#include "kernels/fast_divmod.h"
+#include "kernels/host_device.h"
+
+namespace hopper_attention {
+
+inline constexpr int kSlabRows = 64;  // query rows of one consumer warpgroup
+
+// A tile is stored as column slabs as wide as the shared-memory swizzle: 64 columns (128 bytes) or 32 (64 bytes).
+constexpr int slab_columns(int head_dim) { return head_dim % 64 == 0 ? 64 : 32; }
+
+// How the query heads of one K/V head share a 64-row slab: row = query * heads + head.
+struct Packing {
+  FastDivmod heads;                  // query heads of a group; 1 is off
+  int queries_per_slab = kSlabRows;  // 64 / heads: the slab's other rows are idle
+};
+
+inline Packing make_packing(int heads) { return {FastDivmod(heads), kSlabRows / heads}; }
+
+// Queries [first, last] that tile `m` holds; last is an existing query.
+struct QueryRange {
+  int first;
+  int last;
+};
+
+HA_HOST_DEVICE constexpr QueryRange query_range(Packing const& packing, int slabs, int m, int seqlen_q) {
+  int const per_tile = packing.queries_per_slab * slabs;
+  return {m * per_tile, min_of((m + 1) * per_tile, seqlen_q) - 1};
+}
+
+}  // namespace hopper_attention

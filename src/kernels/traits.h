@@ -1,0 +1,102 @@
+// Compile-time facts of one prefill kernel: types, layouts, threads, registers, shared memory.
+#pragma once
+
+#include "kernels/cute.h"
+
+#include "hopper_attention/types.h"
+#include "kernels/tile_geometry.h"
+
+namespace hopper_attention {
+
+using namespace cute;
+
+template <class Element_, TileConfig kTile_>
+struct PrefillTraits {
+  using Element = Element_;
+  static constexpr TileConfig kTile = kTile_;
+
+  static constexpr int kKeys = kTile.keys;
+  static constexpr int kHeadDim = kTile.head_dim;
+  static constexpr int kHeadDimV = kTile.head_dim_v;
+  static constexpr int kStages = kTile.stages;
+  static constexpr int kSlabColumns = slab_columns(kHeadDim);
+  static constexpr int kSlabColumnsV = slab_columns(kHeadDimV);
+
+  static constexpr int kConsumerWarpgroups = kTile.rows / kSlabRows;
+  static constexpr int kThreads = (kConsumerWarpgroups + 1) * cutlass::NumThreadsPerWarpGroup;
+  // Registers of a thread after setmaxnreg; together at most 64 Ki on an SM.
+  static constexpr int kConsumerRegisters = kConsumerWarpgroups == 3 ? 160 : kConsumerWarpgroups == 2 ? 232 : 224;
+  static constexpr int kProducerRegisters = kConsumerWarpgroups == 3 ? 32 : 40;
+
+  // While one warpgroup computes exponentials, the other one multiplies: with wide heads the accumulators leave no time to hide.
+  static constexpr bool kPingPong = kConsumerWarpgroups >= 2 && kHeadDim <= 128;
+  // O is rescaled after S is issued instead of after O += P V is done: with wide heads there is more of it to hide.
+  static constexpr bool kRescaleBeforePv = kHeadDim > 128;
+
+  template <int kColumns>
+  using AtomK = conditional_t<kColumns == 64, GMMA::Layout_K_SW128_Atom<Element>, GMMA::Layout_K_SW64_Atom<Element>>;
+  template <int kColumns>
+  using AtomMn = conditional_t<kColumns == 64, GMMA::Layout_MN_SW128_Atom<Element>, GMMA::Layout_MN_SW64_Atom<Element>>;
+
+  using MmaQk = decltype(make_tiled_mma(
+      GMMA::ss_op_selector<Element, Element, float, Shape<Int<kSlabRows>, Int<kKeys>, Int<kHeadDim>>>()));
+  using MmaPv = decltype(make_tiled_mma(
+      GMMA::rs_op_selector<Element, Element, float, Shape<Int<kSlabRows>, Int<kHeadDimV>, Int<kKeys>>, GMMA::Major::K,
+                           GMMA::Major::MN>()));
+
+  // A ring slot holds one block of K or of V.
+  static constexpr int kSlotElements = kKeys * (kHeadDim > kHeadDimV ? kHeadDim : kHeadDimV);
+
+  template <class Layout>
+  CUTE_HOST_DEVICE static constexpr auto with_slots(Layout tile) {
+    return make_composed_layout(tile.layout_a(), tile.offset(),
+                                append(tile.layout_b(), make_layout(Int<kStages>{}, Int<kSlotElements>{})));
+  }
+
+  using LayoutQ = decltype(tile_to_shape(AtomK<kSlabColumns>{}, Shape<Int<kSlabRows>, Int<kHeadDim>>{}));
+  using LayoutO = decltype(tile_to_shape(AtomK<kSlabColumnsV>{}, Shape<Int<kSlabRows>, Int<kHeadDimV>>{}));
+  using LayoutK = decltype(with_slots(tile_to_shape(AtomK<kSlabColumns>{}, Shape<Int<kKeys>, Int<kHeadDim>>{})));
+  // V as the second operand of P V: (head_dim_v, keys), keys first within a column slab, as TMA writes it.
+  using LayoutVt = decltype(with_slots(
+      tile_to_shape(AtomMn<kSlabColumnsV>{}, Shape<Int<kHeadDimV>, Int<kKeys>>{}, Step<_2, _1>{})));
+
+  static constexpr int kSlabElementsQ = kSlabRows * kHeadDim;
+  static constexpr int kSlabElementsO = kSlabRows * kHeadDimV;
+  static constexpr int kBytesQ = kSlabElementsQ * sizeof(Element);
+  static constexpr int kBytesK = kKeys * kHeadDim * sizeof(Element);
+  static constexpr int kBytesV = kKeys * kHeadDimV * sizeof(Element);
+
+  static constexpr int kSharedLimit = 227 * 1024;
+  static constexpr int kBarrierBytes = 1024;
+  // With a buffer of its own, O is stored under the next tile; without, it takes the place of Q.
+  static constexpr bool kOwnOutputBuffer =
+      kConsumerWarpgroups * (kBytesQ + kSlabElementsO * int(sizeof(Element))) + kStages * kSlotElements * int(sizeof(Element)) +
+          kBarrierBytes <= kSharedLimit;
+
+  struct SharedStorage {
+    alignas(1024) Element ring[kStages][kSlotElements];
+    alignas(1024) Element q[kConsumerWarpgroups][kSlabElementsQ];
+    alignas(1024) Element o[kOwnOutputBuffer ? kConsumerWarpgroups : 1][kOwnOutputBuffer ? kSlabElementsO : 8];
+    uint64_t q_full[kConsumerWarpgroups];
+    uint64_t q_empty[kConsumerWarpgroups];
+    uint64_t full[kStages];    // a block of K or V can be read
+    uint64_t empty[kStages];   // every consumer warp is done with it
+    uint64_t landed[kStages];  // a block of V has arrived, but some of its rows are still to be hidden
+  };
+
+  CUTE_DEVICE static Element* output_slab(SharedStorage& shared, int warpgroup) {
+    if constexpr (kOwnOutputBuffer) {
+      return shared.o[warpgroup];
+    } else {
+      return shared.q[warpgroup];
+    }
+  }
+
+  static constexpr int kSharedBytes = sizeof(SharedStorage);
+  static_assert(kSharedBytes <= kSharedLimit, "tile does not fit in shared memory");
+  static_assert(kOwnOutputBuffer || kHeadDimV <= kHeadDim, "O does not fit in the place of Q");
+  static_assert(kTile.rows % kSlabRows == 0 && kConsumerWarpgroups >= 1 && kConsumerWarpgroups <= 3);
+  static_assert(kStages >= 4, "K n-1 and V n are in flight while K n and V n+1 are read");
+};
+
+}  // namespace hopper_attention

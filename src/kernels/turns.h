@@ -1,0 +1,45 @@
+// Ping-pong: consumer warpgroups take turns at the tensor cores, so that one multiplies while another computes exponentials.
+#pragma once
+
+#include "kernels/cute.h"
+
+namespace hopper_attention {
+
+// Named barriers of a CTA; 0 is __syncthreads.
+enum NamedBarrierId : uint32_t { kTurnBarrier = 1, kSlabBarrier = 4 };
+
+// Barrier kTurnBarrier + w opens for warpgroup w when the warpgroup before it passes the turn on.
+template <class Traits>
+struct Turns {
+  int warpgroup;
+
+  static constexpr int kThreads = 2 * cutlass::NumThreadsPerWarpGroup;  // the one that passes and the one that waits
+
+  // Warpgroup 0 goes first. Called once by every warpgroup.
+  __device__ __forceinline__ void setup() const {
+    if constexpr (Traits::kPingPong) {
+      if (warpgroup == Traits::kConsumerWarpgroups - 1) { pass(); }
+    }
+  }
+
+  __device__ __forceinline__ void wait() const {
+    if constexpr (Traits::kPingPong) {
+      cutlass::arch::NamedBarrier::sync(kThreads, kTurnBarrier + warpgroup);
+    }
+  }
+
+  __device__ __forceinline__ void pass() const {
+    if constexpr (Traits::kPingPong) {
+      int const next = warpgroup + 1 == Traits::kConsumerWarpgroups ? 0 : warpgroup + 1;
+      cutlass::arch::NamedBarrier::arrive(kThreads, kTurnBarrier + next);
+    }
+  }
+
+};
+
+// All threads of one consumer warpgroup.
+__device__ __forceinline__ void sync_warpgroup(int warpgroup) {
+  cutlass::arch::NamedBarrier::sync(cutlass::NumThreadsPerWarpGroup, kSlabBarrier + warpgroup);
+}
+
+}  // namespace hopper_attention
