@@ -12,6 +12,8 @@ import numpy as np
 from hopper_attention.reference.arrays import FLOAT_DTYPES, FP8_DTYPES, View, dtype_name, is_array, is_torch
 from hopper_attention.reference.mask import Mask
 
+LONGER_THAN_ANY = 1 << 40  # a limit that cuts nothing, far from the end of int64
+
 
 def require(condition: bool, *parts: Any) -> None:
     """Raise ValueError with the joined `parts` unless `condition`."""
@@ -69,6 +71,8 @@ def integer(name: str, value: Any) -> int:
 
 def number(name: str, value: Any) -> float:
     """A finite Python float."""
+    if isinstance(value, (str, bytes)):
+        raise TypeError(f"{name} is {type(value).__name__}; a number is needed")
     try:
         result = float(value)
     except (TypeError, ValueError):
@@ -135,8 +139,8 @@ def check_kv(q: View, k: View, v: View, names: tuple[str, str] = ("k", "v")) -> 
 
 def mask_of(causal: Any, window_size: Any, attention_chunk: Any, cp_world_size: Any = 1, cp_rank: Any = 0) -> Mask:
     """The mask arguments in canonical form: causal is a right window of 0, None is unlimited or off."""
-    window = (-1, -1) if window_size is None else tuple(window_size)
-    require(len(window) == 2, "window_size is ", window, "; (left, right) is needed")
+    window = (-1, -1) if window_size is None else tuple(window_size) if np.iterable(window_size) else (window_size,)
+    require(len(window) == 2, "window_size is ", window_size, "; (left, right) is needed")
     left, right = (integer("window_size", side) for side in window)
     require(left >= -1 and right >= -1, "window_size is ", window, "; -1 (unlimited) or more is allowed")
     chunk = 0 if attention_chunk is None else integer("attention_chunk", attention_chunk)
@@ -144,6 +148,7 @@ def mask_of(causal: Any, window_size: Any, attention_chunk: Any, cp_world_size: 
     world, rank = integer("cp_world_size", cp_world_size), integer("cp_rank", cp_rank)
     require(world >= 1, "cp_world_size is ", world, "; 1 or more is allowed")
     require(0 <= rank < world, "cp_rank is ", rank, "; 0 to ", world - 1, " is allowed")
+    left, right, chunk = (min(limit, LONGER_THAN_ANY) for limit in (left, right, chunk))
     return Mask(left, 0 if causal else right, chunk, world, rank)
 
 

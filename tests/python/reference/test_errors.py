@@ -23,8 +23,10 @@ DENSE = [
     ("no K/V head", ValueError, "0 heads", {"k": K[:, :, :0], "v": V[:, :, :0]}),
     ("NaN scale", ValueError, "softmax_scale", {"softmax_scale": float("nan")}),
     ("scale is a word", TypeError, "softmax_scale", {"softmax_scale": "big"}),
+    ("scale is a number in words", TypeError, "softmax_scale", {"softmax_scale": "0.5"}),
     ("negative softcap", ValueError, "softcap", {"softcap": -1.0}),
     ("window of one side", ValueError, "window_size", {"window_size": (1,)}),
+    ("window of one number", ValueError, "window_size", {"window_size": 5}),
     ("window below -1", ValueError, "window_size", {"window_size": (-2, 0)}),
     ("window of floats", TypeError, "window_size", {"window_size": (1.5, 0)}),
     ("negative chunk", ValueError, "attention_chunk", {"attention_chunk": -4}),
@@ -139,3 +141,11 @@ def test_arguments_that_only_steer_the_gpu_have_no_effect():
         k_descale=ones, v_descale=ones, window_size=None, attention_chunk=None, workspace=np.zeros(16, np.uint8),
     )  # fmt: skip
     np.testing.assert_array_equal(plain, steered)
+
+
+def test_limits_longer_than_any_sequence_cut_nothing():
+    rng = np.random.default_rng(1)
+    q, k = rng.standard_normal((2, 3, 4, 8)), rng.standard_normal((2, 5, 2, 8))
+    huge = 2**62
+    cut = reference.flash_attn_func(q, k, k, window_size=(huge, huge), attention_chunk=huge)
+    np.testing.assert_array_equal(cut, reference.flash_attn_func(q, k, k))
