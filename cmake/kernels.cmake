@@ -1,0 +1,37 @@
+# The kernel objects, and the CUDA runtime that they and the host code link statically.
+include(cuda_compiler)
+
+add_library(hopper_attention_kernels OBJECT ${kernel_sources})
+target_include_directories(hopper_attention_kernels PRIVATE include src)
+target_include_directories(hopper_attention_kernels SYSTEM PRIVATE ${cutlass_include})
+target_compile_features(hopper_attention_kernels PRIVATE cuda_std_20)
+# Without the GDC define, the waits of dependent launches compile to nothing.
+target_compile_definitions(hopper_attention_kernels PRIVATE CUTLASS_ENABLE_GDC_FOR_SM90 NDEBUG)
+target_compile_options(hopper_attention_kernels PRIVATE
+  -O3 --expt-relaxed-constexpr --expt-extended-lambda
+  -Xcompiler=-fvisibility=hidden
+  -Xptxas=-v,--warn-on-spills,--warn-on-local-memory-usage,--warning-as-error)
+set_target_properties(hopper_attention_kernels PROPERTIES
+  CUDA_ARCHITECTURES 90a-real
+  CUDA_SEPARABLE_COMPILATION OFF
+  # wgmma serialisation is only an informational note to ptxas; the gate makes it an error.
+  CUDA_COMPILER_LAUNCHER "${Python_EXECUTABLE};${CMAKE_CURRENT_SOURCE_DIR}/cmake/ptxas_gate.py;${CMAKE_CURRENT_BINARY_DIR}/ptxas"
+  JOB_POOL_COMPILE kernels)
+
+# One kernel file takes up to 4 GB of memory to compile.
+if(HOPPER_ATTENTION_KERNEL_JOBS)
+  set(kernel_jobs ${HOPPER_ATTENTION_KERNEL_JOBS})
+else()
+  cmake_host_system_information(RESULT free_mb QUERY AVAILABLE_PHYSICAL_MEMORY)
+  cmake_host_system_information(RESULT kernel_jobs QUERY NUMBER_OF_LOGICAL_CORES)
+  math(EXPR fitting "${free_mb} / 4096")
+  if(fitting LESS 1)
+    set(fitting 1)
+  endif()
+  if(fitting LESS kernel_jobs)
+    set(kernel_jobs ${fitting})
+  endif()
+endif()
+set_property(GLOBAL APPEND PROPERTY JOB_POOLS kernels=${kernel_jobs})
+list(LENGTH kernel_sources kernel_files)
+message(STATUS "Kernels: ${kernel_files} files, ${kernel_jobs} at a time, ${CMAKE_CUDA_COMPILER} ${CMAKE_CUDA_COMPILER_VERSION}")

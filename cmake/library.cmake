@@ -1,0 +1,33 @@
+# libhopper_attention.so from source: host objects and kernel objects, which the C++ tests link as well.
+set(cuda_host_sources launch.cpp tensor_map.cpp device.cpp)
+set(host_only_sources no_cuda.cpp)
+
+file(GLOB host_sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/src/host/*.cpp)
+if(HOPPER_ATTENTION_HOST_ONLY)
+  set(left_out ${cuda_host_sources})
+else()
+  set(left_out ${host_only_sources})
+endif()
+list(TRANSFORM left_out PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/src/host/)
+list(REMOVE_ITEM host_sources ${left_out})
+
+add_library(hopper_attention_host OBJECT ${host_sources} ${kernel_table_source})
+target_include_directories(hopper_attention_host PUBLIC include src)
+target_compile_definitions(hopper_attention_host PRIVATE HOPPER_ATTENTION_VERSION="${PROJECT_VERSION}")
+hopper_attention_warnings(hopper_attention_host)
+
+add_library(hopper_attention SHARED)
+add_library(hopper_attention::hopper_attention ALIAS hopper_attention)
+target_link_libraries(hopper_attention PRIVATE hopper_attention_host)
+target_include_directories(hopper_attention INTERFACE ${CMAKE_CURRENT_SOURCE_DIR}/include)
+target_compile_features(hopper_attention INTERFACE cxx_std_20)
+set_target_properties(hopper_attention PROPERTIES LINKER_LANGUAGE CXX LIBRARY_OUTPUT_DIRECTORY ${package_dir})
+set(exports ${CMAKE_CURRENT_SOURCE_DIR}/cmake/exports.map)
+target_link_options(hopper_attention PRIVATE LINKER:--version-script=${exports} LINKER:--exclude-libs,ALL LINKER:--no-undefined)
+set_target_properties(hopper_attention PROPERTIES LINK_DEPENDS ${exports})
+
+if(NOT HOPPER_ATTENTION_HOST_ONLY)
+  include(kernels)
+  target_link_libraries(hopper_attention_host PUBLIC cudart_static)
+  target_link_libraries(hopper_attention PRIVATE hopper_attention_kernels)
+endif()
