@@ -36,7 +36,7 @@ def test_intervals_equal_the_drawn_mask_and_never_move_left(left, right, chunk, 
     np.testing.assert_array_equal(reference.dense_mask(mask, length), drawn(mask, n, m, m))
     begin, end = reference.visible(mask, np.arange(n), length)
     assert (np.diff(begin) >= 0).all() and (np.diff(end) >= 0).all()
-    assert ((0 <= begin) & (begin <= end) & (end <= m)).all()
+    assert (begin >= 0).all() and (begin <= end).all() and (end <= m).all()
 
 
 @SETTINGS
