@@ -13,9 +13,9 @@ namespace hopper_attention::python {
 namespace {
 
 std::string device_text(DeviceInfo const& device) {
-  return "DeviceInfo(name='" + device.name + "', sm_count=" + std::to_string(device.sm_count) + ", compute capability " +
-         std::to_string(device.compute_major) + "." + std::to_string(device.compute_minor) + ", l2_bytes=" +
-         std::to_string(device.l2_bytes) + ")";
+  return "DeviceInfo(name='" + device.name + "', sm_count=" + std::to_string(device.sm_count) +
+         ", compute capability " + std::to_string(device.compute_major) + "." + std::to_string(device.compute_minor) +
+         ", l2_bytes=" + std::to_string(device.l2_bytes) + ")";
 }
 
 }  // namespace
@@ -24,7 +24,8 @@ void bind_device(nb::module_& module) {
   nb::class_<DeviceInfo>(module, "DeviceInfo", "The facts of a card that decisions depend on.")
       .def(
           "__init__",
-          [](DeviceInfo* self, std::string name, int sm_count, int compute_major, int compute_minor, std::int64_t l2_bytes) {
+          [](DeviceInfo* self, std::string name, int sm_count, int compute_major, int compute_minor,
+             std::int64_t l2_bytes) {
             new (self) DeviceInfo{std::move(name), sm_count, compute_major, compute_minor, l2_bytes};
           },
           nb::arg("name"), nb::arg("sm_count"), nb::arg("compute_major") = 9, nb::arg("compute_minor") = 0,
@@ -41,7 +42,8 @@ void bind_device(nb::module_& module) {
   module.def(
       "device_info", [](std::string const& name) { return device_info(name); }, nb::arg("name"),
       "Facts of a card by name (\"H100\", \"H200\"); needs no GPU.");
-  module.def("require_supported_device", &require_supported_device, nb::arg("ordinal"), nb::call_guard<nb::gil_scoped_release>(),
+  module.def("require_supported_device", &require_supported_device, nb::arg("ordinal"),
+             nb::call_guard<nb::gil_scoped_release>(),
              "RuntimeError, saying what is needed and what was found, unless device `ordinal` can run the kernels.");
   module.def("warmup", &warmup, nb::arg("ordinal"), nb::call_guard<nb::gil_scoped_release>(),
              "Loads every built kernel on device `ordinal`.");

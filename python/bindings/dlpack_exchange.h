@@ -1,5 +1,6 @@
-// The part of the DLPack C exchange API that this module reads, after dlpack.h 1.3 (https://github.com/dmlc/dlpack, Apache-2.0;
-// torch carries a copy as ATen/dlpack.h). Layout is ABI: fields may be neither moved nor renamed in meaning.
+// The part of the DLPack C exchange API that this module reads, after dlpack.h 1.3 (https://github.com/dmlc/dlpack,
+// Apache-2.0; torch carries a copy as ATen/dlpack.h). Layout is ABI: fields may be neither moved nor renamed in
+// meaning.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +28,8 @@ struct ExchangeApiHeader {
   ExchangeApiHeader* prev_api;  // the table of an older major version; null if there is none
 };
 
-// A static table of a framework, found on the type of its tensors. Functions return 0, or -1 with a Python exception set.
+// A static table of a framework, found on the type of its tensors. Functions return 0, or -1 with a Python exception
+// set.
 struct ExchangeApi {
   ExchangeApiHeader header;
   void* managed_tensor_allocator;

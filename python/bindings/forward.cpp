@@ -46,22 +46,24 @@ void run_forward(nb::handle q, nb::handle k, nb::handle v, nb::handle out, nb::h
 }  // namespace
 
 void bind_forward(nb::module_& module) {
-  module.def("forward", &run_forward, nb::arg("q").none(), nb::arg("k").none(), nb::arg("v").none(), nb::arg("out").none(),
-             nb::arg("softmax_lse").none() = nb::none(), nb::arg("sinks").none() = nb::none(),
-             nb::arg("softmax_scale").none() = nb::none(), nb::arg("causal") = false, nb::arg("window_left") = -1,
-             nb::arg("window_right") = -1, nb::arg("attention_chunk") = 0, nb::arg("softcap") = 0.0, nb::arg("num_splits") = 1,
-             nb::arg("sm_margin") = 0, nb::arg("batch_invariant") = false, nb::arg("stream").none() = nb::none(),
-             nb::sig("def forward(q: object, k: object, v: object, out: object, softmax_lse: object | None = None, "
-                     "sinks: object | None = None, softmax_scale: float | None = None, causal: bool = False, "
-                     "window_left: int = -1, window_right: int = -1, attention_chunk: int = 0, softcap: float = 0.0, "
-                     "num_splits: int = 1, sm_margin: int = 0, batch_invariant: bool = False, stream: int | None = None) "
-                     "-> None"),
-             "Dense attention of CUDA tensors q (B, Sq, Hq, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv) into out (B, Sq, Hq, Dv)\n"
-             "and, if given, softmax_lse (B, Hq, Sq) float32, on `stream` (default: the current stream of q's framework).");
+  module.def(
+      "forward", &run_forward, nb::arg("q").none(), nb::arg("k").none(), nb::arg("v").none(), nb::arg("out").none(),
+      nb::arg("softmax_lse").none() = nb::none(), nb::arg("sinks").none() = nb::none(),
+      nb::arg("softmax_scale").none() = nb::none(), nb::arg("causal") = false, nb::arg("window_left") = -1,
+      nb::arg("window_right") = -1, nb::arg("attention_chunk") = 0, nb::arg("softcap") = 0.0, nb::arg("num_splits") = 1,
+      nb::arg("sm_margin") = 0, nb::arg("batch_invariant") = false, nb::arg("stream").none() = nb::none(),
+      nb::sig("def forward(q: object, k: object, v: object, out: object, softmax_lse: object | None = None, "
+              "sinks: object | None = None, softmax_scale: float | None = None, causal: bool = False, "
+              "window_left: int = -1, window_right: int = -1, attention_chunk: int = 0, softcap: float = 0.0, "
+              "num_splits: int = 1, sm_margin: int = 0, batch_invariant: bool = False, stream: int | None = None) "
+              "-> None"),
+      "Dense attention of CUDA tensors q (B, Sq, Hq, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv) into out (B, Sq, Hq, Dv)\n"
+      "and, if given, softmax_lse (B, Hq, Sq) float32, on `stream` (default: the current stream of q's framework).");
   module.def(
       "has_exchange_api", [](nb::handle type) { return exchange_api(type) != nullptr; }, nb::arg("type"),
       nb::sig("def has_exchange_api(type: type) -> bool"),
-      "Whether tensors of `type` come in through the DLPack C exchange API (else through nb::ndarray, 30 times slower).");
+      "Whether tensors of `type` come in through the DLPack C exchange API (else through nb::ndarray, 30 times "
+      "slower).");
 }
 
 }  // namespace hopper_attention::python

@@ -17,20 +17,18 @@ void translate(std::exception_ptr const& exception, void* /*unused*/) {
     PyErr_SetString(PyExc_TypeError, error.what());
   } catch (hopper_attention::NotImplemented const& error) {
     PyErr_SetString(PyExc_NotImplementedError, error.what());
-  } catch (hopper_attention::Error const& error) {
-    PyErr_SetString(PyExc_RuntimeError, error.what());
-  }
+  } catch (hopper_attention::Error const& error) { PyErr_SetString(PyExc_RuntimeError, error.what()); }
 }
 
 }  // namespace
 
 NB_MODULE(_core, module) {
   module.doc() = "Attention kernels for NVIDIA Hopper: the C++ API. Use the functions of hopper_attention instead.";
+  nb::set_leak_warnings(false);  // a Plan in a global variable of the user is no reason to print
   nb::register_exception_translator(translate);
-  module.attr("__version__") = hopper_attention::version();
+  module.def("version", &hopper_attention::version, "Version of the library.");
   hopper_attention::python::bind_device(module);
   hopper_attention::python::bind_plan(module);
   hopper_attention::python::bind_forward(module);
-  nb::module_ testing = module.def_submodule("testing", "Forced plans and stand-ins for the GPU. Not for production code.");
-  hopper_attention::python::bind_testing(testing);
+  hopper_attention::python::bind_testing(module);
 }

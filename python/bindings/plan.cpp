@@ -41,21 +41,22 @@ DataType parse_dtype(std::string const& text) {
 }
 
 std::string tile_text(TileConfig const& tile) {
-  return "Tile(rows=" + std::to_string(tile.rows) + ", keys=" + std::to_string(tile.keys) + ", head_dim=" +
-         std::to_string(tile.head_dim) + ", head_dim_v=" + std::to_string(tile.head_dim_v) + ", stages=" +
-         std::to_string(tile.stages) + ")";
+  return "Tile(rows=" + std::to_string(tile.rows) + ", keys=" + std::to_string(tile.keys) +
+         ", head_dim=" + std::to_string(tile.head_dim) + ", head_dim_v=" + std::to_string(tile.head_dim_v) +
+         ", stages=" + std::to_string(tile.stages) + ")";
 }
 
 std::string plan_text(Plan const& plan) {
-  return std::string("Plan(kernel='") + family_text(plan.kernel) + "', dtype='" + dtype_text(plan.dtype) + "', tile=" +
-         tile_text(plan.tile) + ", num_splits=" + std::to_string(plan.num_splits) + ", ctas=" + std::to_string(plan.ctas) +
-         ", workspace_bytes=" + std::to_string(plan.workspace_bytes) + ")";
+  return std::string("Plan(kernel='") + family_text(plan.kernel) + "', dtype='" + dtype_text(plan.dtype) +
+         "', tile=" + tile_text(plan.tile) + ", num_splits=" + std::to_string(plan.num_splits) +
+         ", ctas=" + std::to_string(plan.ctas) + ", workspace_bytes=" + std::to_string(plan.workspace_bytes) + ")";
 }
 
-Plan make_plan(DeviceInfo const& device, std::string const& dtype, std::int64_t batch, std::int64_t seqlen_q, std::int64_t seqlen_k,
-               std::int64_t heads_q, std::int64_t heads_k, std::int64_t head_dim, std::int64_t head_dim_v, bool has_sinks,
-               bool causal, std::int64_t window_left, std::int64_t window_right, std::int64_t attention_chunk, double softcap,
-               std::int64_t num_splits, std::int64_t sm_margin, bool batch_invariant) {
+Plan make_plan(DeviceInfo const& device, std::string const& dtype, std::int64_t batch, std::int64_t seqlen_q,
+               std::int64_t seqlen_k, std::int64_t heads_q, std::int64_t heads_k, std::int64_t head_dim,
+               std::int64_t head_dim_v, bool has_sinks, bool causal, std::int64_t window_left,
+               std::int64_t window_right, std::int64_t attention_chunk, double softcap, std::int64_t num_splits,
+               std::int64_t sm_margin, bool batch_invariant) {
   ProblemShape const shape{
       .dtype = parse_dtype(dtype),
       .batch = batch,
@@ -80,7 +81,8 @@ Plan make_plan(DeviceInfo const& device, std::string const& dtype, std::int64_t 
 }
 
 void bind_tile(nb::module_& module) {
-  nb::class_<TileConfig>(module, "Tile", "The shape of one tile of work: query rows x keys of a block, head dims, ring stages.")
+  nb::class_<TileConfig>(module, "Tile",
+                         "The shape of one tile of work: query rows x keys of a block, head dims, ring stages.")
       .def_ro("rows", &TileConfig::rows)
       .def_ro("keys", &TileConfig::keys)
       .def_ro("head_dim", &TileConfig::head_dim)
@@ -97,8 +99,8 @@ void bind_kernel_info(nb::module_& module) {
       .def_prop_ro("dtype", [](KernelInfo const& kernel) { return dtype_text(kernel.dtype); })
       .def_ro("tile", &KernelInfo::tile)
       .def("__repr__", [](KernelInfo const& kernel) {
-        return std::string("KernelInfo(family='") + family_text(kernel.family) + "', dtype='" + dtype_text(kernel.dtype) +
-               "', tile=" + tile_text(kernel.tile) + ")";
+        return std::string("KernelInfo(family='") + family_text(kernel.family) + "', dtype='" +
+               dtype_text(kernel.dtype) + "', tile=" + tile_text(kernel.tile) + ")";
       });
   module.def("built_kernels", &built_kernels, "The kernels of this build; empty in a host-only build.");
 }
@@ -109,7 +111,8 @@ void bind_plan(nb::module_& module) {
   bind_tile(module);
   bind_kernel_info(module);
   nb::class_<Plan>(module, "Plan", "What was decided for a call, and why. print() explains it.")
-      .def_prop_ro("kernel", [](Plan const& plan) { return family_text(plan.kernel); }, "Kernel family.")
+      .def_prop_ro(
+          "kernel", [](Plan const& plan) { return family_text(plan.kernel); }, "Kernel family.")
       .def_prop_ro("dtype", [](Plan const& plan) { return dtype_text(plan.dtype); })
       .def_ro("tile", &Plan::tile)
       .def_ro("packed_heads", &Plan::packed_heads, "Query heads of one K/V head that share a tile.")
@@ -117,16 +120,18 @@ void bind_plan(nb::module_& module) {
       .def_ro("tiles", &Plan::tiles)
       .def_ro("ctas", &Plan::ctas, "Thread blocks of the persistent grid.")
       .def_ro("threads", &Plan::threads, "Threads of a block.")
-      .def_ro("heads_per_pass", &Plan::heads_per_pass, "Head groups whose tiles run together, so that K and V stay in L2.")
+      .def_ro("heads_per_pass", &Plan::heads_per_pass,
+              "Head groups whose tiles run together, so that K and V stay in L2.")
       .def_ro("workspace_bytes", &Plan::workspace_bytes)
       .def_ro("reasons", &Plan::reasons, "One line for each decision.")
       .def("explain", &Plan::explain, "The plan as text for a person.")
       .def("__str__", &Plan::explain)
       .def("__repr__", &plan_text);
-  module.def("plan", &make_plan, nb::arg("device"), nb::kw_only(), nb::arg("dtype"), nb::arg("batch"), nb::arg("seqlen_q"),
-             nb::arg("seqlen_k"), nb::arg("heads_q"), nb::arg("heads_k"), nb::arg("head_dim"), nb::arg("head_dim_v"),
-             nb::arg("has_sinks") = false, nb::arg("causal") = false, nb::arg("window_left") = -1, nb::arg("window_right") = -1,
-             nb::arg("attention_chunk") = 0, nb::arg("softcap") = 0.0, nb::arg("num_splits") = 0, nb::arg("sm_margin") = 0,
+  module.def("plan", &make_plan, nb::arg("device"), nb::kw_only(), nb::arg("dtype"), nb::arg("batch"),
+             nb::arg("seqlen_q"), nb::arg("seqlen_k"), nb::arg("heads_q"), nb::arg("heads_k"), nb::arg("head_dim"),
+             nb::arg("head_dim_v"), nb::arg("has_sinks") = false, nb::arg("causal") = false,
+             nb::arg("window_left") = -1, nb::arg("window_right") = -1, nb::arg("attention_chunk") = 0,
+             nb::arg("softcap") = 0.0, nb::arg("num_splits") = 0, nb::arg("sm_margin") = 0,
              nb::arg("batch_invariant") = false, "The plan of a call of this shape on `device`; needs no GPU.");
 }
 

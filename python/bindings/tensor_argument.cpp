@@ -24,13 +24,14 @@ std::string name_of_type(nb::handle object) { return nb::str(object.type().attr(
 ExchangeApi const* look_up(nb::handle type) {
   nb::object const capsule = nb::getattr(type, dlpack::kTypeAttribute, nb::none());
   if (!PyCapsule_IsValid(capsule.ptr(), dlpack::kCapsuleName)) { return nullptr; }
-  auto const* header = static_cast<dlpack::ExchangeApiHeader const*>(PyCapsule_GetPointer(capsule.ptr(), dlpack::kCapsuleName));
+  auto const* header =
+      static_cast<dlpack::ExchangeApiHeader const*>(PyCapsule_GetPointer(capsule.ptr(), dlpack::kCapsuleName));
   while (header != nullptr && header->version.major != dlpack::kMajorVersion) { header = header->prev_api; }
   return reinterpret_cast<ExchangeApi const*>(header);
 }
 
-// Types whose table was found. They are few (torch.Tensor, Parameter) and are kept alive, so that their addresses stay theirs.
-// Guarded by the GIL.
+// Types whose table was found. They are few (torch.Tensor, Parameter) and are kept alive, so that their addresses stay
+// theirs. Guarded by the GIL.
 struct KnownType {
   PyObject* type = nullptr;
   ExchangeApi const* api = nullptr;
@@ -60,8 +61,10 @@ TensorArgument::TensorArgument(char const* name, nb::handle object) {
       return;
     }
     nb::python_error cause;
-    nb::raise_from(cause, PyExc_TypeError, "%s: this %s has no memory that a kernel could read (a FakeTensor, a tensor inside "
-                   "torch.func or torch.compile, a sparse or meta tensor?)", name, name_of_type(object).c_str());
+    nb::raise_from(cause, PyExc_TypeError,
+                   "%s: this %s has no memory that a kernel could read (a FakeTensor, a tensor inside "
+                   "torch.func or torch.compile, a sparse or meta tensor?)",
+                   name, name_of_type(object).c_str());
   }
   nb::ndarray<nb::ro> array;
   if (!nb::try_cast(object, array)) {

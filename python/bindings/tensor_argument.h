@@ -13,16 +13,18 @@ namespace hopper_attention::python {
 
 namespace nb = nanobind;
 
-// A tensor argument for the time of one call. Reads it through the DLPack C exchange API of its type (0.1 us), else through
-// nb::ndarray, that is __dlpack__ or the buffer protocol (3 us). None is a tensor that is not given.
+// A tensor argument for the time of one call. Reads it through the DLPack C exchange API of its type (0.1 us), else
+// through nb::ndarray, that is __dlpack__ or the buffer protocol (3 us). None is a tensor that is not given.
 class TensorArgument {
  public:
-  // Raises TypeError, naming the argument, for an object that is no tensor; ValueError for memory that is neither CUDA nor host.
+  // Raises TypeError, naming the argument, for an object that is no tensor; ValueError for memory that is neither CUDA
+  // nor host.
   TensorArgument(char const* name, nb::handle object);
 
   Tensor const& tensor() const { return tensor_; }
 
-  // The stream on which the tensor's framework works now on the tensor's device; null, the default stream, if it does not say.
+  // The stream on which the tensor's framework works now on the tensor's device; null, the default stream, if it does
+  // not say.
   Stream current_stream() const;
 
  private:

@@ -98,10 +98,12 @@ nb::dict last_launch() {
 }  // namespace
 
 void bind_testing(nb::module_& module) {
-  nb::class_<ForcedPlan>(module, "ForcedPlan", "Choices that the plan would not make; 0 leaves a choice open.")
+  nb::class_<ForcedPlan>(module, "ForcedPlan",
+                         "For tests: choices that the plan would not make; 0 leaves a choice open.")
       .def(
           "__init__",
-          [](ForcedPlan* self, int rows, int keys, int stages, int packed_heads, int heads_per_pass, int ctas, int num_splits) {
+          [](ForcedPlan* self, int rows, int keys, int stages, int packed_heads, int heads_per_pass, int ctas,
+             int num_splits) {
             new (self) ForcedPlan{.tile = {.rows = rows, .keys = keys, .stages = stages},
                                   .packed_heads = packed_heads,
                                   .heads_per_pass = heads_per_pass,
@@ -111,12 +113,14 @@ void bind_testing(nb::module_& module) {
           nb::kw_only(), nb::arg("rows") = 0, nb::arg("keys") = 0, nb::arg("stages") = 0, nb::arg("packed_heads") = 0,
           nb::arg("heads_per_pass") = 0, nb::arg("ctas") = 0, nb::arg("num_splits") = 0);
   module.def("force_plan", &testing::force_plan, nb::arg("forced").none(),
-             "Applies to calls of forward() on this thread until called again; None ends it. Returns what was in force before.");
-  module.def("cached_plans", &testing::cached_plans, "Plans that forward() keeps.");
-  module.def("stub_backend", &stub_backend, nb::arg("device").none(),
-             "forward() plans for `device` and records its launch instead of making it; None brings the GPU back. Resets the count.");
-  module.def("launches", [] { return recording().launches; }, "Launches recorded since stub_backend().");
-  module.def("last_launch", &last_launch, "What the last recorded launch was given.");
+             "For tests: applies to calls of forward() on this thread until called again; None ends it. Returns what "
+             "was in force before.");
+  module.def("cached_plans", &testing::cached_plans, "For tests: plans that forward() keeps.");
+  module.def(
+      "stub_backend", &stub_backend, nb::arg("device").none(),
+      "For tests: forward() plans for `device` and records its launch instead of making it; None brings the GPU back.");
+  module.def("launches", [] { return recording().launches; }, "For tests: launches recorded since stub_backend().");
+  module.def("last_launch", &last_launch, "For tests: what the last recorded launch was given.");
 }
 
 }  // namespace hopper_attention::python

@@ -7,7 +7,8 @@ semantics, no GPU needed. Importing this package imports neither torch nor numpy
 
 from __future__ import annotations
 
-from hopper_attention._core import Plan, __version__
+from hopper_attention import _core
+from hopper_attention._core import Plan
 from hopper_attention.interface import (
     flash_attn_combine,
     flash_attn_func,
@@ -36,6 +37,8 @@ __all__ = [
     "testing",
     "warmup",
 ]
+
+__version__: str = _core.version()
 
 _SUBMODULES = ("reference", "testing")  # they import numpy
 

@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 _CUDA = 2  # DLPack's kDLCUDA
+_INT64_END = 1 << 63
 
 
 def is_torch(x: Any) -> bool:
@@ -16,8 +17,11 @@ def is_torch(x: Any) -> bool:
 
 
 def on_cuda(name: str, x: Any) -> bool:
-    """Whether `x` lives on a CUDA device. TypeError if it is no array at all."""
-    if is_torch(x):
+    """Whether `x` lives on a CUDA device. TypeError if it is no array, or a tensor without memory of its own."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(x, torch.Tensor):
+        if type(x) is not torch.Tensor:
+            _refuse_dispatching(name, x, torch)
         return x.is_cuda
     device = getattr(x, "__dlpack_device__", None)
     if device is None:
@@ -27,12 +31,15 @@ def on_cuda(name: str, x: Any) -> bool:
 
 def integer(name: str, value: Any) -> int:
     """A Python int. A tensor on a GPU is refused: reading it would synchronise."""
-    if type(value) is int:
-        return value
-    try:
-        return operator.index(_host_value(name, value))
-    except TypeError:
-        raise TypeError(f"{name}: an integer is needed, found {_found(value)}") from None
+    if type(value) is not int:
+        _refuse_device_value(name, value)
+        try:
+            value = operator.index(value)
+        except TypeError:
+            raise TypeError(f"{name}: an integer is needed, found {_found(value)}") from None
+    if not -_INT64_END <= value < _INT64_END:
+        raise ValueError(f"{name}: an integer of 64 bits is needed, found {value}")
+    return value
 
 
 def number(name: str, value: Any) -> float:
@@ -41,8 +48,9 @@ def number(name: str, value: Any) -> float:
         return value
     if isinstance(value, (str, bytes)):
         raise TypeError(f"{name}: a number is needed, found {_found(value)}")
+    _refuse_device_value(name, value)
     try:
-        return float(_host_value(name, value))
+        return float(value)
     except (TypeError, ValueError):
         raise TypeError(f"{name}: a number is needed, found {_found(value)}") from None
 
@@ -71,7 +79,9 @@ def refuse_given(function: str, **features: Any) -> None:
     """NotImplementedError for the first of `features` that is not None."""
     for name, value in features.items():
         if value is not None:
-            raise NotImplementedError(f"{name}: not available on the GPU yet in {function}; pass None, or CPU tensors to run the reference")
+            raise NotImplementedError(
+                f"{name}: not available on the GPU yet in {function}; pass None, or CPU tensors to run the reference"
+            )
 
 
 def check_torch_inputs(**tensors: Any) -> None:
@@ -86,17 +96,24 @@ def check_torch_inputs(**tensors: Any) -> None:
         if type(x) is not torch.Tensor:
             if not isinstance(x, torch.Tensor):
                 continue
-            if type(x).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
-                raise TypeError(f"{name}: a plain torch.Tensor is needed, found {type(x).__name__}, which has no memory of its own; "
-                                "tracing (torch.compile, FakeTensorMode, functionalization) is not supported yet")
+            _refuse_dispatching(name, x, torch)
         if grad and x.requires_grad:
-            raise NotImplementedError(f"{name}: requires grad, but this is forward only; call under torch.inference_mode() or detach it")
+            raise NotImplementedError(
+                f"{name}: requires grad, but this is forward only; call under torch.inference_mode() or detach it"
+            )
 
 
-def _host_value(name: str, value: Any) -> Any:
+def _refuse_dispatching(name: str, x: Any, torch: Any) -> None:
+    if type(x).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        raise TypeError(
+            f"{name}: a plain torch.Tensor is needed, found {type(x).__name__}, which has no memory of its own; "
+            "tracing (torch.compile, FakeTensorMode, functionalization) is not supported yet"
+        )
+
+
+def _refuse_device_value(name: str, value: Any) -> None:
     if getattr(value, "is_cuda", False):
         raise TypeError(f"{name}: a value on the host is needed, found a tensor on {value.device}")
-    return value
 
 
 def _found(value: Any) -> str:

@@ -1,7 +1,7 @@
 """`python -m hopper_attention.demo`: attention, checked against float64, explained, timed beside torch SDPA.
 
-On a machine that cannot run the kernels the reference takes their place, and the demo says so. Exit status 1 if an answer is
-wrong, 0 otherwise.
+On a machine that cannot run the kernels the reference takes their place, and the demo says so. Exit status 1 if an
+answer is wrong, 0 otherwise.
 """
 
 from __future__ import annotations
@@ -64,18 +64,25 @@ def run_on_gpu(dtype_name: str, head_dim: int) -> int:
 
     def normal(heads: int) -> Any:
         shape = (BATCH, SEQLEN, heads, head_dim)
-        return torch.randn(shape, generator=generator, device=device, dtype=torch.float32).to(getattr(torch, dtype_name))
+        return torch.randn(shape, generator=generator, device=device, dtype=torch.float32).to(
+            getattr(torch, dtype_name)
+        )
 
     q, k, v = normal(HEADS_Q), normal(HEADS_KV), normal(HEADS_KV)
     with torch.inference_mode():
-        say(f"\n1. flash_attn_func(q, k, v, causal=True): batch {BATCH}, {SEQLEN} tokens, heads {HEADS_Q}/{HEADS_KV}, head dim {head_dim}")
+        say(
+            f"\n1. flash_attn_func(q, k, v, causal=True): batch {BATCH}, {SEQLEN} tokens, "
+            f"heads {HEADS_Q}/{HEADS_KV}, head dim {head_dim}"
+        )
         out, lse = hopper_attention.flash_attn_func(q, k, v, causal=True, return_attn_probs=True)
         say(f"   out {tuple(out.shape)}, log-sum-exp {tuple(lse.shape)}")
 
         say(f"\n2. Checked against float64 on {CHECKED_ROWS} sampled rows of each head")
         rows = torch.linspace(0, SEQLEN - 1, CHECKED_ROWS, device=device).long()
         begin, end = gates.visible_intervals(SEQLEN, SEQLEN, causal=True, device=device)
-        result = gates.check(out[:, rows], lse[:, :, rows].contiguous(), q[:, rows], k, v, intervals=(begin[rows], end[rows]))
+        result = gates.check(
+            out[:, rows], lse[:, :, rows].contiguous(), q[:, rows], k, v, intervals=(begin[rows], end[rows])
+        )
         say(f"   {result.message}")
         if not result:
             say("   The answer is wrong. Please report this with the output of python -m hopper_attention.info")
@@ -158,7 +165,10 @@ def run_on_reference() -> int:
         return random.standard_normal((batch, seqlen, heads, head_dim), dtype=np.float32)
 
     q, k, v = normal(heads_q), normal(heads_kv), normal(heads_kv)
-    say(f"\n1. flash_attn_func(q, k, v, causal=True): batch {batch}, {seqlen} tokens, heads {heads_q}/{heads_kv}, head dim {head_dim}, float32")
+    say(
+        f"\n1. flash_attn_func(q, k, v, causal=True): batch {batch}, {seqlen} tokens, "
+        f"heads {heads_q}/{heads_kv}, head dim {head_dim}, float32"
+    )
     start = time.perf_counter()
     out, lse = hopper_attention.flash_attn_func(q, k, v, causal=True, return_attn_probs=True)
     say(f"   out {out.shape}, log-sum-exp {lse.shape}, {1000 * (time.perf_counter() - start):.1f} ms")

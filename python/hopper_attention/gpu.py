@@ -52,10 +52,16 @@ def forward(
     batch_invariant: bool,
     workspace: Any,
 ) -> Any:
-    """Dense attention on the device of q. Arguments, results and errors as in `flash_attn_func`; nothing is None-checked twice."""
+    """Dense attention on the device of q. Arguments, results and errors as in `flash_attn_func`; nothing is
+    None-checked twice.
+    """
     left, right = window(window_size)
     if "torch" in sys.modules:
         check_torch_inputs(q=q, k=k, v=v, s_aux=s_aux, out=out, softmax_lse=softmax_lse)
+        if not stream_comes_with_tensors():
+            q, k, v, s_aux = (
+                x.detach() if is_torch(x) else x for x in (q, k, v, s_aux)
+            )  # __dlpack__ refuses requires_grad
     if workspace is not None:
         check_workspace(workspace)
     if out is None:
@@ -91,7 +97,7 @@ def empty_output(q: Any, v: Any) -> Any:
 
 
 def empty_lse(q: Any) -> Any:
-    """(B, Hq, Sq) float32 on the device of q; None, which leaves the error to the checks of q, if q has no such shape."""
+    """(B, Hq, Sq) float32 on the device of q; None if q has no such shape, which its checks will report."""
     if not is_torch(q):
         raise TypeError("softmax_lse: is needed unless q is a torch tensor, which allocates it")
     if q.dim() != 4:

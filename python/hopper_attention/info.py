@@ -1,4 +1,5 @@
-"""`python -m hopper_attention.info`: what works on this machine. Ends in `ready` or one sentence with the fix; exit status 0.
+"""`python -m hopper_attention.info`: what works on this machine. Ends in `ready` or one sentence with the fix; exit
+status 0.
 
 Run, not imported: the attribute `hopper_attention.info` is the function.
 """

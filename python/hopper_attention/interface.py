@@ -1,15 +1,15 @@
 """The public functions. Names and argument order are FlashAttention-3's; what is new comes after, keyword-only.
 
-Dimension letters: B batch, Sq / Sk queries / keys of a sequence, T tokens of all sequences, Hq / Hk heads of q / of k and v
-(Hq a multiple of Hk), D head dim of q and k, Dv head dim of v and out.
+Dimension letters: B batch, Sq / Sk queries / keys of a sequence, T tokens of all sequences, Hq / Hk heads of q / of k
+and v (Hq a multiple of Hk), D head dim of q and k, Dv head dim of v and out.
 
-CUDA tensors run the kernels, CPU torch tensors and numpy arrays the reference; the two cannot be mixed in one call. Errors are
-ValueError, TypeError or NotImplementedError, raised before anything is launched or written; RuntimeError if the GPU or its
-driver cannot run the kernels. No call synchronises or allocates on the device beyond `torch.empty` for its results, so that
-all can be captured in CUDA graphs.
+CUDA tensors run the kernels, CPU torch tensors and numpy arrays the reference; the two cannot be mixed in one call.
+Errors are ValueError, TypeError or NotImplementedError, raised before anything is launched or written; RuntimeError if
+the GPU or its driver cannot run the kernels. No call synchronises or allocates on the device beyond `torch.empty` for
+its results, so that all can be captured in CUDA graphs.
 
-Accepted without effect: q_descale, k_descale, v_descale with 16-bit tensors; pack_gqa (a hint); deterministic (results always
-are); max_seqlen_q with dense q; cu_seqlens_k_new without k.
+Accepted without effect: q_descale, k_descale, v_descale with 16-bit tensors; pack_gqa (a hint); deterministic (results
+always are); max_seqlen_q with dense q; cu_seqlens_k_new without k.
 """
 
 from __future__ import annotations
@@ -51,23 +51,24 @@ def flash_attn_func(
 ):
     """Dense attention: softmax(mask(cap(q k^T softmax_scale))) v for each head (FlashAttention-3, arXiv:2407.08608).
 
-    q (B, Sq, Hq, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv), bf16 or fp16 on one CUDA device, last stride 1, other strides free
-    multiples of 16 bytes, base 16-byte aligned; head dims multiples of 8. On the CPU any float dtype.
+    q (B, Sq, Hq, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv), bf16 or fp16 on one CUDA device, last stride 1, other strides
+    free multiples of 16 bytes, base 16-byte aligned; head dims multiples of 8. On the CPU any float dtype.
 
-    softmax_scale: default D ** -0.5. causal: query i sees keys up to i + Sk - Sq (and the right window is 0 whatever was
-    passed). window_size: (left, right) keys beside that diagonal, inclusive; -1 is unlimited, None is (-1, -1).
-    attention_chunk: queries and keys of one chunk of this length see each other; 0 is off. softcap:
-    softcap * tanh(scores / softcap) before the mask; 0 is off. s_aux (Hq,) bf16, fp16 or fp32: a logit per head in the
+    softmax_scale: default D ** -0.5. causal: query i sees keys up to i + Sk - Sq (and the right window is 0 whatever
+    was passed). window_size: (left, right) keys beside that diagonal, inclusive; -1 is unlimited, None is (-1, -1).
+    attention_chunk: queries and keys of one chunk of this length see each other; 0 is off. softcap: softcap *
+    tanh(scores / softcap) before the mask; 0 is off. s_aux (Hq,) bf16, fp16 or fp32: a logit per head in the
     denominator. num_splits: 0 lets the plan choose, 1 to 256 is an upper bound. sm_margin: SMs left free.
     batch_invariant: the result of a sequence depends on no other.
+
     out (B, Sq, Hq, Dv), dtype of q: written and returned; must not overlap an input. softmax_lse (B, Hq, Sq) float32,
     contiguous: filled if given. workspace: uint8; none is needed.
 
-    Returns out; with return_attn_probs (out, softmax_lse): natural log, including s_aux. A query that sees no key gives 0 and
-    -inf, with s_aux 0 and s_aux.
+    Returns out; with return_attn_probs (out, softmax_lse): natural log, including s_aux. A query that sees no key gives
+    0 and -inf, with s_aux 0 and s_aux.
 
-    Raises NotImplementedError for qv, for tensors that require grad while grad mode is on, and for head dims without a kernel.
-    Allocates out, and softmax_lse if it is returned.
+    Raises NotImplementedError for qv, for tensors that require grad while grad mode is on, and for head dims without a
+    kernel. Allocates out, and softmax_lse if it is returned.
     """
     if not on_cuda("q", q):
         return _reference().flash_attn_func(
@@ -152,14 +153,15 @@ def flash_attn_varlen_func(
     batch_invariant=False,
     workspace=None,
 ):
-    """Attention of packed sequences of different lengths. Not available on the GPU yet: NotImplementedError for CUDA tensors.
+    """Attention of packed sequences of different lengths. Not available on the GPU yet: NotImplementedError for CUDA
+    tensors.
 
     q (Tq, Hq, D), k (Tk, Hk, D), v (Tk, Hk, Dv); with page_table (B, n), k and v are (pages, page_size, Hk, D / Dv).
-    cu_seqlens_* (B + 1,) int32: where each sequence starts. seqused_* (B,) int32: how much of it counts; seqused_k is needed
-    with pages. max_seqlen_*: bounds, for speed only. The other arguments are those of `flash_attn_func`.
+    cu_seqlens_* (B + 1,) int32: where each sequence starts. seqused_* (B,) int32: how much of it counts; seqused_k is
+    needed with pages. max_seqlen_*: bounds, for speed only. The other arguments are those of `flash_attn_func`.
 
-    Returns out (Tq, Hq, Dv); with return_attn_probs also softmax_lse (Hq, Tq) float32. A query that sees no key gives 0 and
-    -inf. Rows outside all sequences are never written.
+    Returns out (Tq, Hq, Dv); with return_attn_probs also softmax_lse (Hq, Tq) float32. A query that sees no key gives 0
+    and -inf. Rows outside all sequences are never written.
     """
     if on_cuda("q", q):
         raise gpu.not_available("flash_attn_varlen_func")
@@ -241,15 +243,17 @@ def flash_attn_with_kvcache(
     batch_invariant=False,
     workspace=None,
 ):
-    """Attention over a K/V cache, after appending k and v to it in place. Not available on the GPU yet: NotImplementedError.
+    """Attention over a K/V cache, after appending k and v to it in place. Not available on the GPU yet:
+    NotImplementedError.
 
     q (B, Sq, Hq, D), or (T, Hq, D) with cu_seqlens_q (B + 1,). k_cache (Bc, S, Hk, D), v_cache (Bc, S, Hk, Dv), or with
-    page_table (B, n) (pages, page_size, Hk, ...). k (B, Sn, Hk, D) and v are appended at cache_seqlens, (B,) int32 or an int:
-    the length before the append, not modified. Attention sees cache_seqlens + new - cache_leftpad keys. rotary_cos, rotary_sin
-    (positions, rotary_dim / 2) rotate queries and new keys. The other arguments are those of `flash_attn_func`.
+    page_table (B, n) (pages, page_size, Hk, ...). k (B, Sn, Hk, D) and v are appended at cache_seqlens, (B,) int32 or
+    an int: the length before the append, not modified. Attention sees cache_seqlens + new - cache_leftpad keys.
+    rotary_cos, rotary_sin (positions, rotary_dim / 2) rotate queries and new keys. The other arguments are those of
+    `flash_attn_func`.
 
-    Returns out like q with Dv; with return_softmax_lse also softmax_lse (B, Hq, Sq) or (Hq, T). A query that sees no key gives
-    0 and -inf.
+    Returns out like q with Dv; with return_softmax_lse also softmax_lse (B, Hq, Sq) or (Hq, T). A query that sees no
+    key gives 0 and -inf.
     """
     if on_cuda("q", q):
         raise gpu.not_available("flash_attn_with_kvcache")
@@ -298,8 +302,9 @@ def flash_attn_with_kvcache(
 def flash_attn_combine(out_partial, lse_partial, out=None, out_dtype=None):
     """Results over S disjoint parts of the keys -> one result. Not available on the GPU yet: NotImplementedError.
 
-    out_partial (S, B, M, H, D) float32, lse_partial (S, B, M, H) float32; an LSE of -inf or +inf means a part without keys.
-    Returns (out (B, M, H, D) of out_dtype, default that of out_partial; lse (B, M, H), a transposed view of (B, H, M)).
+    out_partial (S, B, M, H, D) float32, lse_partial (S, B, M, H) float32; an LSE of -inf or +inf means a part without
+    keys. Returns (out (B, M, H, D) of out_dtype, default that of out_partial; lse (B, M, H), a transposed view of (B,
+    H, M)).
     """
     if on_cuda("out_partial", out_partial):
         raise gpu.not_available("flash_attn_combine")
@@ -307,10 +312,11 @@ def flash_attn_combine(out_partial, lse_partial, out=None, out_dtype=None):
 
 
 def merge_states(out_a, lse_a, out_b, lse_b, *, out=None, lse=None):
-    """Two results over disjoint keys -> one, (out, lse). Not available on the GPU yet: NotImplementedError for CUDA tensors.
+    """Two results over disjoint keys -> one, (out, lse). Not available on the GPU yet: NotImplementedError for CUDA
+    tensors.
 
-    out_* (B, S, H, D) with lse_* (B, H, S), or (T, H, D) with (H, T); any strides. out and lse are written if given; out may be
-    out_a. A row without keys on both sides gives 0 and -inf.
+    out_* (B, S, H, D) with lse_* (B, H, S), or (T, H, D) with (H, T); any strides. out and lse are written if given;
+    out may be out_a. A row without keys on both sides gives 0 and -inf.
     """
     if on_cuda("out_a", out_a):
         raise gpu.not_available("merge_states")

@@ -38,11 +38,11 @@ def plan(
 ) -> _core.Plan:
     """The plan of a call: kernel, tile, splits, grid, workspace, and the reason for each. print(plan) explains it.
 
-    dtype: torch or numpy dtype, or its name. device: None, "cuda:1", a torch.device: that GPU; "H100", "H200" or a number of SMs:
-    no GPU is needed. The kernel may be missing from this build, see `is_supported`.
+    dtype: torch or numpy dtype, or its name. device: None, "cuda:1", a torch.device: that GPU; "H100", "H200" or a
+    number of SMs: no GPU is needed. The kernel may be missing from this build, see `is_supported`.
 
-    Raises ValueError or TypeError for values that no call takes, NotImplementedError if there is no kernel for them, RuntimeError
-    if `device` is a GPU that cannot be asked.
+    Raises ValueError or TypeError for values that no call takes, NotImplementedError if there is no kernel for them,
+    RuntimeError if `device` is a GPU that cannot be asked.
     """
     if page_size is not None:
         raise NotImplementedError(f"page_size: paged K and V are not available yet, found {page_size!r}; pass None")
@@ -87,9 +87,11 @@ def is_supported(
     sinks: bool = False,
     device: Any = None,
 ) -> tuple[bool, str]:
-    """Whether a GPU call with these arguments would run, and why not: (True, "") or (False, reason). Never raises for values.
+    """Whether a GPU call with these arguments would run, and why not: (True, "") or (False, reason). Never raises for
+    values.
 
-    device as in `plan`; with None the GPU of this machine must be able to run the kernels. The kernel must be in this build.
+    device as in `plan`; with None the GPU of this machine must be able to run the kernels. The kernel must be in this
+    build.
     """
     try:
         ordinal = device_ordinal(device)
@@ -118,10 +120,11 @@ def is_supported(
 
 
 def support_matrix() -> list[dict[str, Any]]:
-    """The head dims that have kernels. A dict for each (dtype, mask class, tile): dtype, masked, head_dims, tile, built.
+    """The head dims that have kernels. A dict for each (dtype, mask class, tile): dtype, masked, head_dims, tile,
+    built.
 
-    head_dims are those for which this tile is chosen, with head_dim_v = head_dim. Lengths, batch, head ratio, causal, window,
-    chunk, softcap and sinks are free for each. Needs no GPU.
+    head_dims are those for which this tile is chosen, with head_dim_v = head_dim. Lengths, batch, head ratio, causal,
+    window, chunk, softcap and sinks are free for each. Needs no GPU.
     """
     rows: list[dict[str, Any]] = []
     for dtype in _DTYPES:
@@ -141,11 +144,17 @@ def support_matrix() -> list[dict[str, Any]]:
                     )
                 except NotImplementedError:
                     continue
-                if rows and rows[-1]["tile"] == found.tile and (rows[-1]["dtype"], rows[-1]["masked"]) == (dtype, masked):
+                if (
+                    rows
+                    and rows[-1]["tile"] == found.tile
+                    and (rows[-1]["dtype"], rows[-1]["masked"]) == (dtype, masked)
+                ):
                     rows[-1]["head_dims"].append(head_dim)
                 else:
                     built = is_built(found)
-                    rows.append({"dtype": dtype, "masked": masked, "head_dims": [head_dim], "tile": found.tile, "built": built})
+                    rows.append(
+                        {"dtype": dtype, "masked": masked, "head_dims": [head_dim], "tile": found.tile, "built": built}
+                    )
     return rows
 
 
@@ -155,7 +164,8 @@ def built_kernels() -> list[_core.KernelInfo]:
 
 
 def warmup(device: Any = None) -> None:
-    """Loads every kernel on a GPU (None: the current one), so that no first call pays for it. Raises RuntimeError as a call would.
+    """Loads every kernel on a GPU (None: the current one), so that no first call pays for it. Raises RuntimeError as a
+    call would.
 
     device: None, "cuda:1", a torch.device.
     """
@@ -176,8 +186,11 @@ def missing_kernel(found: _core.Plan) -> str:
     """Why the kernel of a plan cannot run, and how to get it."""
     built = sorted({(k.dtype, k.tile.head_dim) for k in _core.built_kernels()})
     have = ", ".join(f"{dtype} {head_dim}" for dtype, head_dim in built) or "none"
-    return (f"the {found.kernel} kernel for {found.dtype}, head dim {found.tile.head_dim} is not in this build (built: {have}); reinstall with "
-            "HOPPER_ATTENTION_HEAD_DIMS and HOPPER_ATTENTION_DTYPES unset or including it, and without HOPPER_ATTENTION_HOST_ONLY")
+    return (
+        f"the {found.kernel} kernel for {found.dtype}, head dim {found.tile.head_dim} is not in this build "
+        f"(built: {have}); reinstall with HOPPER_ATTENTION_HEAD_DIMS and HOPPER_ATTENTION_DTYPES unset or including "
+        "it, and without HOPPER_ATTENTION_HOST_ONLY"
+    )
 
 
 def dtype_name(dtype: Any) -> str:

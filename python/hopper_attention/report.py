@@ -17,13 +17,13 @@ _MAX_DEVICES = 64
 
 
 def collect() -> dict[str, Any]:
-    """Versions, driver, GPUs, kernels, tensor path; `ready` says whether CUDA tensors can be used, `message` why not."""
+    """Versions, driver, GPUs, kernels, tensor path; `ready`: whether CUDA tensors can be used; `message`: why not."""
     runtime, driver = _core.cuda_versions()
     kernels = _core.built_kernels()
     torch = torch_facts()
     devices = cuda_devices() if driver else []
     report = {
-        "version": _core.__version__,
+        "version": _core.version(),
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
         "cuda_runtime": cuda_text(runtime),
@@ -128,13 +128,17 @@ def lines(report: dict[str, Any]) -> list[str]:
     ]
     for device in report["devices"]:
         text.append(
-            f"  gpu {device['ordinal']}        {device['name']}, {device['sm_count']} SMs, compute capability {device['compute_capability']}, "
-            f"{device['l2_mib']:.0f} MiB L2" + (f": {device['problem']}" if device["problem"] else "")
+            f"  gpu {device['ordinal']}        {device['name']}, {device['sm_count']} SMs, "
+            f"compute capability {device['compute_capability']}, {device['l2_mib']:.0f} MiB L2"
+            + (f": {device['problem']}" if device["problem"] else "")
         )
     if not report["devices"]:
         text.append("  gpu          none")
     torch = report["torch"]
-    text.append(f"  torch        {torch or 'not installed'}" + (f", CUDA {report['torch_cuda']}" if report["torch_cuda"] else ""))
+    text.append(
+        f"  torch        {torch or 'not installed'}"
+        + (f", CUDA {report['torch_cuda']}" if report["torch_cuda"] else "")
+    )
     text.append(f"  tensors      {report['tensor_path']}")
     text.append(f"  kernels      {len(report['kernels'])} built")
     for row in report["support"]:

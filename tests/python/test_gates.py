@@ -57,7 +57,7 @@ def rounded(x, dtype):
 
 
 def emulate(q, k, v, *, softmax_scale=None, softcap=0.0, s_aux=None, defect=None, block=64, **mask):
-    """What the kernel does: blocks of keys from the right, exp2, P rounded to the dtype, row sum and output in float32."""
+    """What the kernel does: blocks of keys from the right, exp2, P rounded to the dtype, sums in float32."""
     dtype = q.dtype
     group = q.shape[2] // k.shape[2]
     scale = (q.shape[3] ** -0.5 if softmax_scale is None else softmax_scale) * (1.005 if defect == "scale" else 1.0)

@@ -1,4 +1,4 @@
-"""For tests of this package and of its users: forced plans, and gates for the accuracy of a result (`testing.gates`)."""
+"""For tests of this package and of its users: forced plans; `testing.gates` judges the accuracy of a result."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ def force_plan(
 ) -> Iterator[None]:
     """Within the block, GPU calls of this thread use these choices instead of the plan's own: for bitwise comparisons.
 
-    tile: (rows, keys) or (rows, keys, stages). num_splits, packed_heads (1 or Hq / Hk), heads_per_pass, ctas: 0 leaves the choice
-    to the plan. A value that a problem does not allow raises ValueError in the call. Nests.
+    tile: (rows, keys) or (rows, keys, stages). num_splits, packed_heads (1 or Hq / Hk), heads_per_pass, ctas: 0 leaves
+    the choice to the plan. A value that a problem does not allow raises ValueError in the call. Nests.
     """
     choices = tuple(tile or ())
     if len(choices) not in (0, 2, 3):
         raise ValueError(f"tile: (rows, keys) or (rows, keys, stages) is needed, found {tile!r}")
     rows, keys, stages = (*choices, 0, 0, 0)[:3]
-    before = _core.testing.force_plan(
-        _core.testing.ForcedPlan(
+    before = _core.force_plan(
+        _core.ForcedPlan(
             rows=rows,
             keys=keys,
             stages=stages,
@@ -40,4 +40,4 @@ def force_plan(
     try:
         yield
     finally:
-        _core.testing.force_plan(before)
+        _core.force_plan(before)

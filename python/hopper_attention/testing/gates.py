@@ -6,9 +6,9 @@
 | RMS error / RMS error of plain PyTorch in the dtype of q | 1.25 | systematic drift, wrong scale |
 | LSE: abs(lse - ref) / (2e-4 + 2^-19 abs(ref)), and exact pattern of -inf | 1 | scale, base, splits, mask counts |
 
-u is 2^-8 for bf16 and 2^-11 for fp16. Plain PyTorch is softmax(q k^T * scale) v with every step in the dtype of q, on the same
-device. Each gate alone misses defects that another one finds (tests/python/test_gates.py). Needs torch; works on any device, in
-blocks, so that memory stays below a few GB for any lengths.
+u is 2^-8 for bf16 and 2^-11 for fp16. Plain PyTorch is softmax(q k^T * scale) v with every step in the dtype of q, on
+the same device. Each gate alone misses defects that another one finds (tests/python/test_gates.py). Needs torch; works
+on any device, in blocks, so that memory stays below a few GB for any lengths.
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ def visible_intervals(
     attention_chunk: int | None = 0,
     device: Any = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys [begin, end) that each query sees: two (seqlen_q,) int64 tensors. The meaning is visible() in interval_mask.h."""
+    """Keys [begin, end) that each query sees: two (seqlen_q,) int64 tensors. The meaning is visible() in
+    interval_mask.h.
+    """
     left, right = (-1, -1) if window_size is None else window_size
     right = 0 if causal else right
     diagonal = torch.arange(seqlen_q, device=device) + (seqlen_k - seqlen_q)
@@ -69,7 +71,9 @@ def visible_intervals(
 
 @dataclass(frozen=True)
 class Block:
-    """Some query rows of some (batch, head) pairs: q (U, R, D), k (U, Sk, D), v (U, Sk, Dv), hidden (R, Sk), sink (U, 1) or None."""
+    """Some query rows of some (batch, head) pairs: q (U, R, D), k (U, Sk, D), v (U, Sk, Dv), hidden (R, Sk), sink (U,
+    1) or None.
+    """
 
     units: slice
     rows: slice
@@ -117,7 +121,9 @@ class Problem:
         head_k = head // (heads_q // heads_k)
         hidden = (self.keys < self.begin[rows, None]) | (self.keys >= self.end[rows, None])
         sink = None if self.sinks is None else self.sinks[head, None]
-        return Block(units, rows, self.q[batch, rows, head], self.k[batch, :, head_k], self.v[batch, :, head_k], hidden, sink)
+        return Block(
+            units, rows, self.q[batch, rows, head], self.k[batch, :, head_k], self.v[batch, :, head_k], hidden, sink
+        )
 
 
 def scores_of(problem: Problem, block: Block, dtype: torch.dtype) -> torch.Tensor:
@@ -184,9 +190,9 @@ def check(
 ) -> GateResult:
     """The three gates for one dense result.
 
-    out (B, Sq, Hq, Dv) and lse (B, Hq, Sq) or None are what is judged; q (B, Sq, Hq, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv) bf16 or
-    fp16, all on one device. Options as in `flash_attn_func`; `intervals` (begin, end), each (Sq,), replaces the mask options.
-    Raises ValueError if shapes or dtypes do not belong together. Synchronises.
+    out (B, Sq, Hq, Dv) and lse (B, Hq, Sq) or None are what is judged; q (B, Sq, Hq, D), k (B, Sk, Hk, D), v (B, Sk,
+    Hk, Dv) bf16 or fp16, all on one device. Options as in `flash_attn_func`; `intervals` (begin, end), each (Sq,),
+    replaces the mask options. Raises ValueError if shapes or dtypes do not belong together. Synchronises.
     """
     if q.dtype not in UNIT:
         raise ValueError(f"q: dtype must be bf16 or fp16, found {q.dtype}")
@@ -197,7 +203,12 @@ def check(
         raise ValueError(f"lse: must be (batch, heads, seqlen_q) float32, found {tuple(lse.shape)} {lse.dtype}")
     if intervals is None:
         intervals = visible_intervals(
-            q.shape[1], k.shape[1], causal=causal, window_size=window_size, attention_chunk=attention_chunk, device=q.device
+            q.shape[1],
+            k.shape[1],
+            causal=causal,
+            window_size=window_size,
+            attention_chunk=attention_chunk,
+            device=q.device,
         )
     scale = q.shape[3] ** -0.5 if softmax_scale is None else softmax_scale
     problem = Problem(q, k, v, scale, softcap, s_aux, *intervals)
@@ -212,7 +223,9 @@ def check(
     return verdict(tally, lse is not None)
 
 
-def judge_block(tally: Tally, problem: Problem, block: Block, found: torch.Tensor, found_lse: torch.Tensor | None) -> None:
+def judge_block(
+    tally: Tally, problem: Problem, block: Block, found: torch.Tensor, found_lse: torch.Tensor | None
+) -> None:
     """Adds one block to the tally."""
     if found.numel() == 0:
         return
@@ -236,14 +249,18 @@ def judge_block(tally: Tally, problem: Problem, block: Block, found: torch.Tenso
     allowed = LSE_ABSOLUTE + LSE_RELATIVE * reference_lse.abs()
     lse_ratio = (found_lse - reference_lse).abs() / allowed
     empty = reference_lse == -_INF
-    lse_ratio = torch.where(empty, torch.where(found_lse == -_INF, 0.0, _INF), lse_ratio).nan_to_num(nan=_INF, posinf=_INF)
+    lse_ratio = torch.where(empty, torch.where(found_lse == -_INF, 0.0, _INF), lse_ratio).nan_to_num(
+        nan=_INF, posinf=_INF
+    )
     worst, index = lse_ratio.flatten().max(0)
     if float(worst) > tally.lse:
         tally.lse = float(worst)
         tally.lse_at = where(problem, block, lse_ratio.shape, int(index), found_lse, reference_lse)
 
 
-def where(problem: Problem, block: Block, shape: torch.Size, index: int, found: torch.Tensor, reference: torch.Tensor) -> str:
+def where(
+    problem: Problem, block: Block, shape: torch.Size, index: int, found: torch.Tensor, reference: torch.Tensor
+) -> str:
     """The place of element `index` of a block, and what was found and expected there."""
     place = []
     rest = index
@@ -253,7 +270,9 @@ def where(problem: Problem, block: Block, shape: torch.Size, index: int, found: 
     unit, row, *column = reversed(place)
     unit += block.units.start
     heads = problem.q.shape[2]
-    text = f"batch {unit // heads}, head {unit % heads}, row {row + block.rows.start}" + (f", column {column[0]}" if column else "")
+    text = f"batch {unit // heads}, head {unit % heads}, row {row + block.rows.start}" + (
+        f", column {column[0]}" if column else ""
+    )
     return f"{text}: found {float(found.flatten()[index]):.6g}, exact {float(reference.flatten()[index]):.6g}"
 
 
@@ -267,6 +286,8 @@ def verdict(tally: Tally, with_lse: bool) -> GateResult:
         failures.append(f"RMS error {rms_ratio:.3g} x plain PyTorch > {RMS_BOUND}")
     if with_lse and not tally.lse <= 1.0:
         failures.append(f"LSE error {tally.lse:.3g} x allowed at {tally.lse_at}")
-    numbers = f"elementwise {tally.elementwise:.3g}, RMS {rms_ratio:.3g}" + (f", LSE {tally.lse:.3g}" if with_lse else "")
+    numbers = f"elementwise {tally.elementwise:.3g}, RMS {rms_ratio:.3g}" + (
+        f", LSE {tally.lse:.3g}" if with_lse else ""
+    )
     message = "; ".join(failures) if failures else f"passed: {numbers}"
     return GateResult(tally.elementwise, rms_ratio, tally.lse if with_lse else None, not failures, message)

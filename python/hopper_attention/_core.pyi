@@ -1,0 +1,184 @@
+"""
+Attention kernels for NVIDIA Hopper: the C++ API. Use the functions of hopper_attention instead.
+"""
+
+from typing import overload
+
+
+def version() -> str:
+    """Version of the library."""
+
+class DeviceInfo:
+    """The facts of a card that decisions depend on."""
+
+    def __init__(self, name: str, sm_count: int, compute_major: int = 9, compute_minor: int = 0, l2_bytes: int = 52428800) -> None: ...
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def sm_count(self) -> int: ...
+
+    @property
+    def compute_major(self) -> int: ...
+
+    @property
+    def compute_minor(self) -> int: ...
+
+    @property
+    def l2_bytes(self) -> int: ...
+
+    def __repr__(self) -> str: ...
+
+@overload
+def device_info(ordinal: int) -> DeviceInfo:
+    """Facts of CUDA device `ordinal`; RuntimeError without driver or device."""
+
+@overload
+def device_info(name: str) -> DeviceInfo:
+    """Facts of a card by name ("H100", "H200"); needs no GPU."""
+
+def require_supported_device(ordinal: int) -> None:
+    """
+    RuntimeError, saying what is needed and what was found, unless device `ordinal` can run the kernels.
+    """
+
+def warmup(ordinal: int) -> None:
+    """Loads every built kernel on device `ordinal`."""
+
+def cuda_versions() -> tuple[int, int]:
+    """
+    (runtime linked in, installed driver) as 1000 * major + 10 * minor; driver 0: none.
+    """
+
+class Tile:
+    """
+    The shape of one tile of work: query rows x keys of a block, head dims, ring stages.
+    """
+
+    @property
+    def rows(self) -> int: ...
+
+    @property
+    def keys(self) -> int: ...
+
+    @property
+    def head_dim(self) -> int: ...
+
+    @property
+    def head_dim_v(self) -> int: ...
+
+    @property
+    def stages(self) -> int: ...
+
+    def __eq__(self, other: object, /) -> bool: ...
+
+    def __hash__(self) -> int: ...
+
+    def __repr__(self) -> str: ...
+
+class KernelInfo:
+    """A kernel that this build contains."""
+
+    @property
+    def family(self) -> str: ...
+
+    @property
+    def dtype(self) -> str: ...
+
+    @property
+    def tile(self) -> Tile: ...
+
+    def __repr__(self) -> str: ...
+
+def built_kernels() -> list[KernelInfo]:
+    """The kernels of this build; empty in a host-only build."""
+
+class Plan:
+    """What was decided for a call, and why. print() explains it."""
+
+    @property
+    def kernel(self) -> str:
+        """Kernel family."""
+
+    @property
+    def dtype(self) -> str: ...
+
+    @property
+    def tile(self) -> Tile: ...
+
+    @property
+    def packed_heads(self) -> int:
+        """Query heads of one K/V head that share a tile."""
+
+    @property
+    def num_splits(self) -> int: ...
+
+    @property
+    def tiles(self) -> int: ...
+
+    @property
+    def ctas(self) -> int:
+        """Thread blocks of the persistent grid."""
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+
+    @property
+    def heads_per_pass(self) -> int:
+        """Head groups whose tiles run together, so that K and V stay in L2."""
+
+    @property
+    def workspace_bytes(self) -> int: ...
+
+    @property
+    def reasons(self) -> list[str]:
+        """One line for each decision."""
+
+    def explain(self) -> str:
+        """The plan as text for a person."""
+
+    def __str__(self) -> str: ...
+
+    def __repr__(self) -> str: ...
+
+def plan(device: DeviceInfo, *, dtype: str, batch: int, seqlen_q: int, seqlen_k: int, heads_q: int, heads_k: int, head_dim: int, head_dim_v: int, has_sinks: bool = False, causal: bool = False, window_left: int = -1, window_right: int = -1, attention_chunk: int = 0, softcap: float = 0.0, num_splits: int = 0, sm_margin: int = 0, batch_invariant: bool = False) -> Plan:
+    """The plan of a call of this shape on `device`; needs no GPU."""
+
+def forward(q: object, k: object, v: object, out: object, softmax_lse: object | None = None, sinks: object | None = None, softmax_scale: float | None = None, causal: bool = False, window_left: int = -1, window_right: int = -1, attention_chunk: int = 0, softcap: float = 0.0, num_splits: int = 1, sm_margin: int = 0, batch_invariant: bool = False, stream: int | None = None) -> None:
+    """
+    Dense attention of CUDA tensors q (B, Sq, Hq, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv) into out (B, Sq, Hq, Dv)
+    and, if given, softmax_lse (B, Hq, Sq) float32, on `stream` (default: the current stream of q's framework).
+    """
+
+def has_exchange_api(type: type) -> bool:
+    """
+    Whether tensors of `type` come in through the DLPack C exchange API (else through nb::ndarray, 30 times slower).
+    """
+
+class ForcedPlan:
+    """
+    For tests: choices that the plan would not make; 0 leaves a choice open.
+    """
+
+    def __init__(self, *, rows: int = 0, keys: int = 0, stages: int = 0, packed_heads: int = 0, heads_per_pass: int = 0, ctas: int = 0, num_splits: int = 0) -> None: ...
+
+def force_plan(forced: ForcedPlan | None) -> ForcedPlan | None:
+    """
+    For tests: applies to calls of forward() on this thread until called again; None ends it. Returns what was in force before.
+    """
+
+def cached_plans() -> int:
+    """For tests: plans that forward() keeps."""
+
+def stub_backend(device: DeviceInfo | None) -> None:
+    """
+    For tests: forward() plans for `device` and records its launch instead of making it; None brings the GPU back.
+    """
+
+def launches() -> int:
+    """For tests: launches recorded since stub_backend()."""
+
+def last_launch() -> dict:
+    """For tests: what the last recorded launch was given."""

@@ -1,0 +1,153 @@
+"""CPU arrays run the reference: every argument arrives there, numpy works without torch, mixtures are refused."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import subprocess
+import sys
+
+import hopper_attention
+import numpy as np
+import pytest
+from fake_cuda import FastTensor
+from hopper_attention.reference import functions
+
+FUNCTIONS = [
+    "flash_attn_func",
+    "flash_attn_varlen_func",
+    "flash_attn_with_kvcache",
+    "flash_attn_combine",
+    "merge_states",
+]
+
+
+def arrays(seed=0, dtype=np.float32):
+    random = np.random.default_rng(seed)
+    q, k, v = (
+        random.standard_normal((2, length, heads, 16)).astype(dtype) for length, heads in ((9, 4), (13, 2), (13, 2))
+    )
+    return q, k, v
+
+
+def plain_attention(q, k, v, causal):
+    """float64, from the formula."""
+    group = q.shape[2] // k.shape[2]
+    k, v = (np.repeat(x.astype(np.float64), group, axis=2) for x in (k, v))
+    scores = np.einsum("bqhd,bkhd->bhqk", q.astype(np.float64), k) / np.sqrt(q.shape[3])
+    if causal:
+        hidden = np.arange(k.shape[1]) > np.arange(q.shape[1])[:, None] + k.shape[1] - q.shape[1]
+        scores[..., hidden] = -np.inf
+    p = np.exp(scores - scores.max(-1, keepdims=True))
+    return np.einsum("bhqk,bkhd->bqhd", p / p.sum(-1, keepdims=True), v)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_every_argument_arrives(monkeypatch, name):
+    public = getattr(hopper_attention, name)
+    parameters = inspect.signature(public).parameters
+    received = {}
+
+    def spy(*args, **kwargs):
+        received.update(inspect.signature(public).bind(*args, **kwargs).arguments)
+        return "result"
+
+    monkeypatch.setattr(functions, name, spy)
+    first, *others = parameters
+    given = {first: np.zeros(1), **{other: object() for other in others}}
+    assert public(**given) == "result"
+    assert received == given
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
+def test_numpy(dtype, causal):
+    q, k, v = arrays(dtype=dtype)
+    out = hopper_attention.flash_attn_func(q, k, v, causal=causal)
+    assert type(out) is np.ndarray and out.dtype == dtype
+    np.testing.assert_allclose(
+        out, plain_attention(q, k, v, causal), atol={2: 2e-3, 4: 1e-5, 8: 1e-12}[np.dtype(dtype).itemsize]
+    )
+
+
+def test_numpy_lse_and_out():
+    q, k, v = arrays()
+    out, lse = np.empty_like(q), np.empty((2, 4, 9), np.float32)
+    result = hopper_attention.flash_attn_func(q, k, v, return_attn_probs=True, out=out, softmax_lse=lse)
+    assert result[0] is out and result[1] is lse
+    assert np.isfinite(lse).all()
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
+def test_torch(dtype):
+    torch = pytest.importorskip("torch")
+    q, k, v = (torch.from_numpy(x).to(getattr(torch, dtype)) for x in arrays())
+    out, lse = hopper_attention.flash_attn_func(q, k, v, causal=True, return_attn_probs=True)
+    assert type(out) is torch.Tensor and out.dtype == q.dtype and lse.shape == (2, 4, 9)
+    exact = plain_attention(*(x.double().numpy() for x in (q, k, v)), True)
+    np.testing.assert_allclose(out.double().numpy(), exact, atol={"bfloat16": 2e-2, "float16": 2e-3}.get(dtype, 1e-5))
+
+
+def test_torch_result_passes_the_gates():
+    torch = pytest.importorskip("torch")
+    from hopper_attention.testing import gates
+
+    q, k, v = (torch.randn(1, n, 4, 64).to(torch.bfloat16) for n in (65, 200, 200))
+    options = {"window_size": (50, 3), "softcap": 5.0, "s_aux": torch.tensor([0.0, 1.0, -2.0, 4.0])}
+    out, lse = hopper_attention.flash_attn_func(q, k, v, return_attn_probs=True, **options)
+    result = gates.check(out, lse, q, k, v, **options)
+    assert result, result.message
+
+
+def test_numpy_works_without_torch():
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "import numpy as np, hopper_attention\n"
+        "x = np.ones((1, 3, 2, 8), np.float32)\n"
+        "print(hopper_attention.flash_attn_func(x, x, x).shape)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ, timeout=60)
+    assert done.stdout.strip() == "(1, 3, 2, 8)", done.stderr
+
+
+def test_cpu_queries_with_gpu_keys():
+    q, k, v = arrays()
+    with pytest.raises((ValueError, TypeError), match="^k"):
+        hopper_attention.flash_attn_func(q, FastTensor(k.shape, "fp16"), v)
+
+
+def test_gpu_queries_with_cpu_keys(recorder):
+    q, k, v = arrays(dtype=np.float16)
+    with pytest.raises(ValueError, match="^k: .*CPU"):
+        hopper_attention.flash_attn_func(FastTensor(q.shape, "fp16"), k, v, out=FastTensor(q.shape, "fp16"))
+    assert recorder.launches() == 0
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("value", [None, 1, [[1.0]], "text"], ids=["None", "int", "list", "str"])
+def test_what_is_no_array(name, value):
+    function = getattr(hopper_attention, name)
+    required = [p.name for p in inspect.signature(function).parameters.values() if p.default is p.empty]
+    with pytest.raises(
+        TypeError, match=f"^{required[0]}: a torch tensor or a numpy array is needed, found {type(value).__name__}"
+    ):
+        function(*[value] * len(required))
+
+
+def test_torch_tensors_that_require_grad_are_refused():
+    torch = pytest.importorskip("torch")
+    q, k, v = (torch.from_numpy(x) for x in arrays())
+    q.requires_grad_()
+    with pytest.raises(NotImplementedError, match="requires grad"):
+        hopper_attention.flash_attn_func(q, k, v)
+    with torch.inference_mode():
+        hopper_attention.flash_attn_func(q, k, v)
+
+
+def test_fake_tensors_on_the_cpu_are_refused():
+    torch = pytest.importorskip("torch")
+    fake_tensor = pytest.importorskip("torch._subclasses.fake_tensor")
+    with fake_tensor.FakeTensorMode():
+        x = torch.empty(1, 3, 2, 8)
+        with pytest.raises(TypeError, match="^q: a plain torch.Tensor is needed, found FakeTensor"):
+            hopper_attention.flash_attn_func(x, x, x)

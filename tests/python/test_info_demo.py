@@ -1,0 +1,119 @@
+"""`python -m hopper_attention.info` and `.demo` work everywhere and say what is missing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import hopper_attention
+import pytest
+from hopper_attention import report
+
+NO_TORCH = "raise ImportError('no torch in this test')\n"
+
+
+def run(module, *, tmp_path=None, gpu=False):
+    """Output of `python -m module`; with tmp_path as if torch were not installed."""
+    environment = dict(os.environ)
+    if not gpu:
+        environment["CUDA_VISIBLE_DEVICES"] = ""
+    if tmp_path is not None:
+        (tmp_path / "torch.py").write_text(NO_TORCH, encoding="utf-8")
+        environment["PYTHONPATH"] = os.pathsep.join([str(tmp_path), environment.get("PYTHONPATH", "")]).rstrip(
+            os.pathsep
+        )
+    done = subprocess.run([sys.executable, "-m", module], capture_output=True, text=True, env=environment, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stdout
+
+
+def test_info_without_a_gpu_ends_in_the_fix():
+    last = run("hopper_attention.info").splitlines()[-1]
+    assert last != "ready" and last.endswith(".") and "CPU tensors work" in last
+
+
+def test_info_without_torch(tmp_path):
+    text = run("hopper_attention.info", tmp_path=tmp_path)
+    assert "torch        not installed" in text and "nb::ndarray" in text
+
+
+def test_info_names_versions_kernels_and_the_tensor_path():
+    text = run("hopper_attention.info")
+    assert hopper_attention.__version__ in text
+    assert f"{len(hopper_attention.built_kernels())} built" in text
+    try:
+        import torch
+    except ImportError:
+        return
+    fast = hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
+    assert torch.__version__ in text and ("DLPack C exchange API (0.1 us" in text) == fast
+
+
+def test_info_as_a_dict():
+    facts = hopper_attention.info()
+    assert facts["ready"] == (facts["message"] == "ready")
+    assert len(facts["kernels"]) == len(hopper_attention.built_kernels())
+    assert report.lines(facts)[-1] == facts["message"]
+
+
+FINE = {"version": "2.13.0", "cuda": "13.0", "tensor_path": "", "problem": ""}
+GPU = [{"usable": True, "problem": ""}]
+OLD_GPU = [{"usable": False, "problem": "compute capability 9.0 is needed, found 8.0"}]
+
+
+@pytest.mark.parametrize(
+    ("expected", "kernels", "driver", "devices", "torch"),
+    [
+        ("", True, 13000, GPU, FINE),
+        ("", True, 13000, OLD_GPU + GPU, {**FINE, "version": None}),
+        ("HOPPER_ATTENTION_HOST_ONLY", False, 13000, GPU, FINE),
+        ("install driver 580", True, 0, [], FINE),
+        ("CUDA_VISIBLE_DEVICES", True, 13000, [], FINE),
+        ("9.0 is needed, found 8.0", True, 13000, OLD_GPU, FINE),
+        ("CPU build", True, 13000, GPU, {**FINE, "problem": "it is a CPU build, install one with CUDA"}),
+    ],
+    ids=["ready", "ready without torch", "host only", "no driver", "no device", "old GPU", "CPU torch"],
+)
+def test_the_obstacle_is_one_sentence(expected, kernels, driver, devices, torch):
+    found = report.obstacle(kernels, driver, devices, torch)
+    assert expected in found and bool(found) == bool(expected)
+    assert not found or (found.endswith(".") and "\n" not in found)
+
+
+def test_a_report_with_gpus_prints():
+    gpu = {
+        "ordinal": 0,
+        "name": "NVIDIA H200",
+        "sm_count": 132,
+        "compute_capability": "9.0",
+        "l2_mib": 60.0,
+        "usable": True,
+        "problem": "",
+    }
+    facts = {
+        **report.collect(),
+        "devices": [gpu],
+        "cuda_driver": "13.0",
+        "driver_module": "580.95.05",
+        "message": "ready",
+    }
+    text = "\n".join(report.lines(facts))
+    assert "NVIDIA H200, 132 SMs" in text and "driver for CUDA 13.0 (580.95.05)" in text and text.endswith("\nready")
+
+
+@pytest.mark.parametrize("torch_installed", [True, False])
+def test_demo_without_a_gpu(tmp_path, torch_installed):
+    text = run("hopper_attention.demo", tmp_path=None if torch_installed else tmp_path)
+    assert "Not on a GPU: " in text and "on the reference" in text
+    assert ": right" in text and "wrong" not in text
+    assert "plan: prefill kernel" in text and "H100" in text
+
+
+@pytest.mark.gpu
+def test_demo_on_a_gpu():
+    text = run("hopper_attention.demo", gpu=True)
+    assert "passed: elementwise" in text and "plan: prefill kernel" in text
+    assert "hopper-attention " in text and "torch SDPA" in text and "TFLOP/s" in text
+    assert run("hopper_attention.info", gpu=True).splitlines()[-1] == "ready"

@@ -1,0 +1,202 @@
+"""Plans and questions about support need no GPU, and say why."""
+
+from __future__ import annotations
+
+import hopper_attention
+import numpy as np
+import pytest
+from fake_cuda import FastTensor
+from hopper_attention import _core
+from hopper_attention.testing import force_plan
+
+SHAPE = {"batch": 2, "max_seqlen_q": 1000, "max_seqlen_k": 3000, "heads_q": 16, "heads_kv": 4}
+
+
+def plan(**changes):
+    return hopper_attention.plan(**{"dtype": "bfloat16", "head_dim": 128, "device": "H100", **SHAPE, **changes})
+
+
+def test_a_plan_has_what_the_api_promises_and_prints_itself():
+    found = plan(causal=True)
+    assert isinstance(found, hopper_attention.Plan)
+    assert found.kernel == "prefill" and found.dtype == "bfloat16"
+    assert (found.tile.head_dim, found.tile.head_dim_v) == (128, 128) and found.tile.rows % 64 == 0
+    assert found.num_splits >= 1 and found.workspace_bytes >= 0
+    assert 0 < found.ctas <= 132 and found.threads == (found.tile.rows // 64 + 1) * 128
+    assert str(found) == found.explain()
+    assert "causal" in str(found) and "H100" in str(found)
+    assert len(found.reasons) >= 5 and all(": " in reason for reason in found.reasons)
+    assert repr(found).startswith("Plan(kernel='prefill', dtype='bfloat16', tile=Tile(rows=")
+
+
+@pytest.mark.parametrize(
+    ("device", "sms"),
+    [("H100", 132), ("H200", 132), ("H100 PCIe", 114), (48, 48), (np.int64(1), 1), (_core.DeviceInfo("card", 7), 7)],
+    ids=str,
+)
+def test_devices(device, sms):
+    found = plan(device=device)
+    assert found.ctas == sms, "more tiles than SMs: each SM gets one block"
+
+
+@pytest.mark.parametrize(
+    "dtype", ["bfloat16", "bf16", "float16", "fp16", "half", np.float16, np.dtype("float16")], ids=str
+)
+def test_dtypes(dtype):
+    assert plan(dtype=dtype).dtype in ("bfloat16", "float16")
+
+
+def test_torch_dtypes():
+    torch = pytest.importorskip("torch")
+    assert (
+        plan(dtype=torch.bfloat16).dtype == "bfloat16"
+        and plan(dtype=torch.half, kv_dtype=torch.float16).dtype == "float16"
+    )
+
+
+def test_equal_tiles_are_equal():
+    assert plan().tile == plan(batch=3).tile and len({plan().tile, plan().tile}) == 1
+    assert plan().tile != plan(head_dim=64).tile
+
+
+def test_smaller_head_dims_run_in_the_next_size():
+    assert plan(head_dim=8).tile == plan(head_dim=64).tile
+    assert plan(head_dim=72).tile == plan(head_dim=128).tile
+    assert plan(head_dim=64, head_dim_v=128).tile == plan(head_dim=128).tile
+
+
+def test_nothing_to_do():
+    assert plan(max_seqlen_q=0).kernel == "none"
+    assert "nothing to run" in str(plan(batch=0))
+
+
+WRONG = [
+    ("head_dim", ValueError, {"head_dim": 60}),
+    ("head_dim", ValueError, {"head_dim": 0}),
+    ("head_dim", NotImplementedError, {"head_dim": 512}),
+    ("v: head_dim", ValueError, {"head_dim_v": 7}),
+    ("head_dim", TypeError, {"head_dim": 64.0}),
+    ("heads", ValueError, {"heads_kv": 3}),
+    ("heads", ValueError, {"heads_kv": 0}),
+    ("batch", ValueError, {"batch": -1}),
+    ("max_seqlen_q", TypeError, {"max_seqlen_q": None}),
+    ("num_splits", ValueError, {"num_splits": 257}),
+    ("window_size", ValueError, {"window_size": (-3, 0)}),
+    ("softcap", ValueError, {"softcap": -1.0}),
+    ("attention_chunk", ValueError, {"attention_chunk": -1}),
+    ("dtype", NotImplementedError, {"dtype": "float32"}),
+    ("dtype", NotImplementedError, {"dtype": "float8_e4m3fn"}),
+    ("kv_dtype", NotImplementedError, {"kv_dtype": "float8_e4m3fn"}),
+    ("page_size", NotImplementedError, {"page_size": 16}),
+    ("device", ValueError, {"device": "A100"}),
+    ("device", ValueError, {"device": 0}),
+    ("device", TypeError, {"device": 1.5}),
+    ("sinks", TypeError, {"sinks": "yes"}),
+]
+
+
+@pytest.mark.parametrize(("name", "error", "changes"), WRONG, ids=lambda x: str(x) if isinstance(x, dict) else "")
+def test_wrong_questions(name, error, changes):
+    with pytest.raises(error, match=name):
+        plan(**changes)
+
+
+def test_without_a_gpu_the_message_names_the_way_out():
+    try:
+        _core.device_info(0)
+    except RuntimeError:
+        with pytest.raises(RuntimeError, match='pass device="H100" to plan without a GPU'):
+            plan(device=None)
+    else:
+        assert plan(device=None) is not None
+
+
+def supported(**changes):
+    return hopper_attention.is_supported(**{"dtype": "bfloat16", "head_dim": 128, "device": "H100", **changes})
+
+
+@pytest.mark.parametrize(
+    ("word", "changes"),
+    [
+        ("page_size", {"page_size": 16}),
+        ("dtype", {"dtype": "float64"}),
+        ("kv_dtype", {"kv_dtype": "float8_e4m3fn"}),
+        ("head_dim", {"head_dim": 264}),
+        ("head_dim", {"head_dim": 12}),
+        ("window_size", {"window_size": (1, 2, 3)}),
+        ("A100", {"device": "A100"}),
+    ],
+)
+def test_not_supported_says_why(word, changes):
+    answer, reason = supported(**changes)
+    assert answer is False and word in reason
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize(
+    "options", [{}, {"causal": True}, {"window_size": (127, 0), "sinks": True}, {"softcap": 50.0}], ids=str
+)
+def test_supported_where_built(dtype, head_dim, options):
+    answer, reason = supported(dtype=dtype, head_dim=head_dim, **options)
+    built = any((k.dtype, k.tile.head_dim) == (dtype, head_dim) for k in hopper_attention.built_kernels())
+    assert answer == built
+    assert reason == "" if built else "HOPPER_ATTENTION_HEAD_DIMS" in reason
+
+
+def test_support_matrix_agrees_with_plans():
+    rows = hopper_attention.support_matrix()
+    assert {row["dtype"] for row in rows} == {"bfloat16", "float16"}
+    covered = {(row["dtype"], row["masked"], d) for row in rows for d in row["head_dims"]}
+    assert {
+        (dtype, masked, d) for dtype in ("bfloat16", "float16") for masked in (False, True) for d in (8, 64, 128)
+    } <= covered
+    for row in rows:
+        for head_dim in row["head_dims"]:
+            found = plan(dtype=row["dtype"], causal=row["masked"], head_dim=head_dim)
+            assert found.tile == row["tile"]
+            assert supported(dtype=row["dtype"], causal=row["masked"], head_dim=head_dim)[0] == row["built"]
+
+
+def test_warmup_refuses_what_is_no_gpu():
+    with pytest.raises(ValueError, match="^device: a CUDA device is needed, found 'H100'"):
+        hopper_attention.warmup("H100")
+    if not hopper_attention.built_kernels():
+        with pytest.raises(RuntimeError):
+            hopper_attention.warmup("cuda:0")
+
+
+def call(recorder):
+    x = FastTensor((1, 4096, 4, 128))
+    hopper_attention.flash_attn_func(x, x, x, out=FastTensor(x.shape))
+    return recorder.last_launch()["plan"]
+
+
+def test_forced_plans_end_with_their_block(recorder):
+    free = call(recorder)
+    with force_plan(ctas=3, heads_per_pass=1):
+        forced = call(recorder)
+        with force_plan(ctas=2):
+            assert call(recorder).ctas == 2
+        assert call(recorder).ctas == 3
+    assert (forced.ctas, forced.heads_per_pass) == (3, 1) != (free.ctas, free.heads_per_pass)
+    with pytest.raises(KeyError), force_plan(tile=(128, 128)):
+        assert (call(recorder).tile.rows, call(recorder).tile.keys) == (128, 128)
+        raise KeyError
+    assert repr(call(recorder)) == repr(free)
+
+
+def test_forced_plans_that_cannot_be(recorder):
+    with force_plan(tile=(1, 1)), pytest.raises(ValueError, match="tile"):
+        call(recorder)
+    with force_plan(num_splits=7), pytest.raises(ValueError, match="num_splits"):
+        call(recorder)
+    with pytest.raises(ValueError, match="^tile: .*rows, keys"), force_plan(tile=(128,)):
+        pass
+    assert recorder.launches() == 0
+
+
+def test_plans_are_kept(recorder):
+    first = call(recorder)
+    kept = recorder.cached_plans()
+    assert repr(call(recorder)) == repr(first) and recorder.cached_plans() == kept == 1
