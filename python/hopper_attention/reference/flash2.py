@@ -16,8 +16,9 @@ def flash_attention_2(q, k, v, *, scale=None, mask=None, block_q=64, block_k=64)
         l = exp(m - m') l + rowsum(P~),  O = exp(m - m') O + P~ V_j
 
     and after the last block O_i = O / l, L_i = m + ln(l). Blocks of queries are independent: they are the parallel
-    work. Passes: Q, O and L once; K and V once for each block of queries. Source: Dao, FlashAttention-2 (2023),
-    Algorithm 1.
+    work.
+    Passes: Q, O and L once; K and V once for each block of queries.
+    Source: Dao, FlashAttention-2 (2023), Algorithm 1.
     """
     out = np.zeros((len(q), v.shape[1]), q.dtype)
     lse = np.full(len(q), -np.inf, q.dtype)

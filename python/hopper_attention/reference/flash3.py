@@ -53,8 +53,9 @@ def flash_attention_3(
     With softcap, S is tanh(scale S / softcap) and c = softcap log2(e). `p_dtype` rounds P to the type of the second
     product ("bfloat16", "float16", "float8_e4m3fn"; None keeps it); the row sum takes P before rounding. For fp8 the
     exponent is raised by 8, which cancels in O and is taken off LSE; scores and output are multiplied by the
-    descales. q (N, D), k (M, D), v (M, Dv) -> out (N, Dv), LSE (N,), natural log. Passes: Q, O, LSE once; K and V
-    once for each tile of queries. Source: Shah et al., FlashAttention-3 (2024), Algorithms 1 and 2 and section 3.3.
+    descales. q (N, D), k (M, D), v (M, Dv) -> out (N, Dv), LSE (N,), natural log.
+    Passes: Q, O, LSE once; K and V once for each tile of queries.
+    Source: Shah et al., FlashAttention-3 (2024), Algorithms 1 and 2 and section 3.3.
     """
     scale = (q.shape[-1] ** -0.5 if scale is None else scale) * q_descale * k_descale
     exponent = Exponent(

@@ -70,7 +70,8 @@ def products(shape: Shape) -> int:
 def standard(shape: Shape, shared_bytes: int = HOPPER_SHARED_BYTES) -> Cost:
     """S = Q K^T, P = softmax(S), O = P V as three kernels: S and P are each written and read once, in the dtype.
 
-    Bytes: (N d + M d + M d_v + N d_v + 4 N M) e. Source: FlashAttention (2022), Algorithm 0 and Theorem 2.
+    Bytes: (N d + M d + M d_v + N d_v + 4 N M) e.
+    Source: FlashAttention (2022), Algorithm 0 and Theorem 2.
     """
     scores = shape.queries * shape.keys
     return Cost(shape.operands + 4 * scores * shape.element, products(shape), scores, 5 * scores)
@@ -80,7 +81,8 @@ def flash_1(shape: Shape, shared_bytes: int = HOPPER_SHARED_BYTES) -> Cost:
     """Keys outside: K and V once; Q and the statistics once, O twice (read, write), for each of ceil(M / B_c) key
     blocks.
 
-    B_c = shared / (4 d) as in the paper's Algorithm 1, line 1. Source: FlashAttention (2022), Theorem 2.
+    B_c = shared / (4 d) as in the paper's Algorithm 1, line 1.
+    Source: FlashAttention (2022), Theorem 2.
     """
     blocks = ceil_div(shape.keys, paper_block(shape, shared_bytes))
     once = shape.keys * (shape.head_dim + shape.dv) * shape.element
@@ -94,7 +96,8 @@ def flash_2(shape: Shape, shared_bytes: int = HOPPER_SHARED_BYTES, rows: int = 0
     """Queries outside (FlashAttention-2 and -3): Q, O and LSE once, K and V once for each of ceil(N / B_r) query
     blocks.
 
-    B_r = B_c = shared / (4 d) unless `rows` and `keys` say otherwise. Source: FlashAttention-2 (2023), section 3.1.
+    B_r = B_c = shared / (4 d) unless `rows` and `keys` say otherwise.
+    Source: FlashAttention-2 (2023), section 3.1.
     """
     rows = rows or paper_block(shape, shared_bytes)
     keys = keys or rows

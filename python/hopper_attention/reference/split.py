@@ -28,8 +28,8 @@ def split_kv_attention(q, k, v, num_splits, *, scale=None, mask=None, block=64):
     """Each part of the keys on its own (in the kernel: on its own SM), then `combine`. Returns out (N, Dv), LSE (N,).
 
     Passes: K and V once in total, Q once for each split; the parts' O and LSE, num_splits N (Dv + 1) elements in
-    float32, are written and read once: worth it when there are too few queries to fill the SMs. Source: Dao, Haziza,
-    Massa, Sizov, Flash-Decoding (2023).
+    float32, are written and read once: worth it when there are too few queries to fill the SMs.
+    Source: Dao, Haziza, Massa, Sizov, Flash-Decoding (2023).
     """
     outs, lses = [], []
     for begin, end in split_bounds(len(k), num_splits, block):
@@ -46,8 +46,9 @@ def combine_parts(outs, lses):
 
     Guards: a part without keys has LSE -inf (some kernels write +inf), and its out may hold anything. Its weight is 0
     and its out is replaced, not multiplied, because 0 * NaN is NaN. If no part has keys, the result is 0 and -inf;
-    the maximum is then replaced by 0, because -inf - -inf is NaN. Passes: LSEs and outs once, result once. Source:
-    Flash-Decoding (2023), the last step.
+    the maximum is then replaced by 0, because -inf - -inf is NaN.
+    Passes: LSEs and outs once, result once.
+    Source: Flash-Decoding (2023), the last step.
     """
     lses = np.where(np.isposinf(lses), -np.inf, lses).astype(lses.dtype)
     maximum = safe(lses.max(axis=0, initial=-np.inf).astype(lses.dtype))
@@ -70,8 +71,9 @@ def sequential_merge(outs, lses):
     rounds: `combine_parts` must hold all S parts, takes one maximum and weighs each part once, in a fixed order; here
     memory does not grow with S, and a transfer can overlap the next part, but every step normalises and rounds again,
     so that the error grows with S and the last bits depend on the order in which parts arrive. Guards are the same.
-    Shapes as combine_parts. Passes: each part once, the result S times. Source: Liu, Zaharia, Abbeel, Ring Attention
-    (2023), section 3.
+    Shapes as combine_parts.
+    Passes: each part once, the result S times.
+    Source: Liu, Zaharia, Abbeel, Ring Attention (2023), section 3.
     """
     out = np.zeros(outs.shape[1:], outs.dtype)
     lse = np.full(lses.shape[1:], -np.inf, lses.dtype)

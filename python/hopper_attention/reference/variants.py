@@ -36,7 +36,8 @@ def paged_attention(q, k_pages, v_pages, page_table, seqused_k, *, scale=None, m
     """Key j of sequence b is row j mod page_size of page page_table[b, j // page_size].
 
     q (B, Sq, Hq, D), k_pages (pages, page_size, Hk, D), page_table (B, n), seqused_k (B,) -> out (B, Sq, Hq, Dv),
-    LSE (B, Hq, Sq). Slots of the table past the length are not looked at. Source: Kwon et al., PagedAttention (2023).
+    LSE (B, Hq, Sq). Slots of the table past the length are not looked at.
+    Source: Kwon et al., PagedAttention (2023).
     """
     out = np.zeros((*q.shape[:3], v_pages.shape[3]), q.dtype)
     lse = np.full((q.shape[0], q.shape[2], q.shape[1]), -np.inf, q.dtype)
@@ -63,7 +64,8 @@ def windowed_attention(q, k, v, left=-1, right=-1, *, chunk=0, scale=None):
 def soft_capped_attention(q, k, v, softcap, *, scale=None, mask=None):
     """Scores are softcap * tanh(q k^T scale / softcap), in (-softcap, softcap), and only then masked.
 
-    q (N, D), k (M, D), v (M, Dv) -> out (N, Dv), LSE (N,). Source: Gemma 2 report (2024), section 2.
+    q (N, D), k (M, D), v (M, Dv) -> out (N, Dv), LSE (N,).
+    Source: Gemma 2 report (2024), section 2.
     """
     return standard_attention(q, k, v, scale=scale, mask=mask, softcap=softcap)
 
@@ -73,6 +75,7 @@ def sink_attention(q, k, v, sink, *, scale=None, mask=None):
     """softmax over the scores and one more logit `sink` (a number), whose share of the probability goes nowhere.
 
     q (N, D), k (M, D), v (M, Dv) -> out (N, Dv) and LSE (N,), ln(sum_j exp(S_ij) + exp(sink)); a row that sees no key
-    gives 0 and the sink. Source: gpt-oss model card (2025); Xiao et al., attention sinks (2023).
+    gives 0 and the sink.
+    Source: gpt-oss model card (2025); Xiao et al., attention sinks (2023).
     """
     return standard_attention(q, k, v, scale=scale, mask=mask, sink=sink)
