@@ -187,3 +187,19 @@ def test_references_are_returned(recorder):
     for _ in range(10):
         recorder.forward(**args)
     assert {name: sys.getrefcount(x) for name, x in args.items()} == before
+
+
+def test_many_threads(recorder):
+    from concurrent.futures import ThreadPoolExecutor
+
+    def some_calls(thread):
+        args = call(FastTensor, q=FastTensor((2, 64 + thread, 4, 64)), out=FastTensor((2, 64 + thread, 4, 64)))
+        for _ in range(100):
+            recorder.forward(**args)
+            with pytest.raises(ValueError, match="^num_splits"):
+                recorder.forward(**args, num_splits=-1)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(some_calls, range(8)))
+    assert recorder.launches() == 800
+    assert recorder.cached_plans() == 8

@@ -57,10 +57,11 @@ def test_given_results_are_used(calls):
     assert calls[0]["out"] is out and calls[0]["softmax_lse"] is lse
 
 
-def test_a_transposed_query_gives_a_contiguous_out(calls):
-    q, k, v = inputs()
+@pytest.mark.parametrize("head_dim_v", [32, 64])
+def test_a_transposed_query_gives_a_contiguous_out(calls, head_dim_v):
+    q, k, v = inputs(head_dim_v=head_dim_v)
     out = hopper_attention.flash_attn_func(q.transpose(1, 2).contiguous().transpose(1, 2), k, v)
-    assert out.is_contiguous()
+    assert out.is_contiguous() and out.shape == (2, 5, 4, head_dim_v)
 
 
 def test_wrong_ranks_reach_the_checks(calls):

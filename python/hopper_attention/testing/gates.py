@@ -27,6 +27,7 @@ LSE_RELATIVE = 2.0**-19
 UNIT = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 
 _BLOCK_SCORES = 1 << 24  # scores of one block: 128 MiB in float64
+_BLOCK_KEYS = 1 << 25  # elements of K or V of one block: 256 MiB in float64
 _INF = math.inf
 
 
@@ -109,7 +110,8 @@ class Problem:
         """All rows of all units once, in blocks of bounded size."""
         seqlen_q, keys = self.q.shape[1], max(self.k.shape[1], 1)
         rows = max(1, min(seqlen_q, _BLOCK_SCORES // keys))
-        units = max(1, _BLOCK_SCORES // (keys * rows))
+        width = max(self.k.shape[3], self.v.shape[3])
+        units = max(1, min(_BLOCK_SCORES // (keys * rows), _BLOCK_KEYS // (keys * width)))
         for unit in range(0, self.units, units):
             for row in range(0, seqlen_q, rows):
                 yield self.block(slice(unit, min(unit + units, self.units)), slice(row, min(row + rows, seqlen_q)))
