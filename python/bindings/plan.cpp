@@ -15,18 +15,24 @@ namespace hopper_attention::python {
 
 char const* dtype_text(DataType dtype) {
   switch (dtype) {
-    case DataType::kBFloat16: return "bfloat16";
-    case DataType::kFloat16: return "float16";
-    case DataType::kFloat32: return "float32";
-    case DataType::kUnsupported: break;
+    case DataType::kBFloat16:
+      return "bfloat16";
+    case DataType::kFloat16:
+      return "float16";
+    case DataType::kFloat32:
+      return "float32";
+    case DataType::kUnsupported:
+      break;
   }
   return "unsupported";
 }
 
 char const* family_text(KernelFamily family) {
   switch (family) {
-    case KernelFamily::kPrefill: return "prefill";
-    case KernelFamily::kNone: break;
+    case KernelFamily::kPrefill:
+      return "prefill";
+    case KernelFamily::kNone:
+      break;
   }
   return "none";
 }

@@ -1,14 +1,10 @@
-"""Markers, and the fixture that stands in for a GPU."""
+"""What gpu tests need, and the fixture that stands in for a GPU."""
 
 from __future__ import annotations
 
 import pytest
+
 from hopper_attention import _core
-
-
-def pytest_configure(config):
-    config.addinivalue_line("markers", "gpu: needs a Hopper GPU, its driver, torch with CUDA and built kernels")
-    config.addinivalue_line("markers", "slow: takes more than a few seconds")
 
 
 def missing_for_gpu_tests() -> str:

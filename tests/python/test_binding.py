@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import fake_cuda
 import numpy as np
 import pytest
+
+import fake_cuda
 from fake_cuda import CPU, CUDA, FastTensor, SlowTensor
 from hopper_attention import _core
 

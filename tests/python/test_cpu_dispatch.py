@@ -7,9 +7,10 @@ import os
 import subprocess
 import sys
 
-import hopper_attention
 import numpy as np
 import pytest
+
+import hopper_attention
 from fake_cuda import FastTensor
 from hopper_attention.reference import functions
 

@@ -6,8 +6,9 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-import hopper_attention
 import pytest
+
+import hopper_attention
 from hopper_attention import _core, gpu, interface
 
 torch = pytest.importorskip("torch")

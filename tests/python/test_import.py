@@ -9,8 +9,9 @@ import subprocess
 import sys
 import time
 
-import hopper_attention
 import pytest
+
+import hopper_attention
 
 LIMIT_SECONDS = 0.3
 

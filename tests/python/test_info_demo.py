@@ -6,8 +6,9 @@ import os
 import subprocess
 import sys
 
-import hopper_attention
 import pytest
+
+import hopper_attention
 from hopper_attention import report
 
 NO_TORCH = "raise ImportError('no torch in this test')\n"

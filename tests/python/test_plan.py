@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import hopper_attention
 import numpy as np
 import pytest
+
+import hopper_attention
 from fake_cuda import FastTensor
 from hopper_attention import _core
 from hopper_attention.testing import force_plan

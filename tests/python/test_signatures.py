@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 
-import hopper_attention
 import pytest
+
+import hopper_attention
 from hopper_attention.reference import functions
 
 # qkv_dtype: None means torch.bfloat16, which importing the package must not need.

@@ -6,8 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import hopper_attention
 import pytest
+
+import hopper_attention
 from hopper_attention import _core
 
 HOW = "python -m nanobind.stubgen -q -m hopper_attention._core -o python/hopper_attention/_core.pyi"

@@ -8,9 +8,10 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-import hopper_attention
 import numpy as np
 import pytest
+
+import hopper_attention
 from fake_cuda import CUDA, FastTensor
 from hopper_attention.arguments import check_torch_inputs
 
