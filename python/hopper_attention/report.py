@@ -21,7 +21,7 @@ def collect() -> dict[str, Any]:
     runtime, driver = _core.cuda_versions()
     kernels = _core.built_kernels()
     torch = torch_facts()
-    devices = cuda_devices() if driver else []
+    devices, problem = cuda_devices()
     report = {
         "version": _core.version(),
         "python": platform.python_version(),
@@ -36,21 +36,22 @@ def collect() -> dict[str, Any]:
         "torch_cuda": torch["cuda"],
         "tensor_path": torch["tensor_path"],
     }
-    report["message"] = obstacle(bool(kernels), driver, devices, torch) or "ready"
+    report["message"] = obstacle(bool(kernels), driver, problem, torch) or "ready"
     report["ready"] = report["message"] == "ready"
     return report
 
 
-def obstacle(has_kernels: bool, driver: int, devices: list[dict[str, Any]], torch: dict[str, Any]) -> str:
-    """The first thing that keeps CUDA tensors from running, with its fix, in one sentence; "" if there is none."""
+def obstacle(has_kernels: bool, driver: int, problem: str, torch: dict[str, Any]) -> str:
+    """The first thing that keeps CUDA tensors from running, with its fix, in one sentence; "" if there is none.
+
+    problem: why no GPU can run the kernels, "" if one can.
+    """
     if not has_kernels:
         return "This build has no kernels: reinstall without HOPPER_ATTENTION_HOST_ONLY to use a GPU; CPU tensors work."
     if not driver:
         return f"No NVIDIA driver was found: install driver {MINIMUM_DRIVER} or newer to use a GPU; CPU tensors work."
-    if not devices:
-        return "The driver shows no GPU: check nvidia-smi and CUDA_VISIBLE_DEVICES; CPU tensors work."
-    if not any(device["usable"] for device in devices):
-        return f"No GPU here can run the kernels: {devices[0]['problem'].rstrip('.')}; CPU tensors work."
+    if problem:
+        return f"No GPU can be used here (see nvidia-smi and CUDA_VISIBLE_DEVICES): {problem}; CPU tensors work."
     if torch["version"] is not None and torch["problem"]:
         return f"torch cannot use the GPU: {torch['problem']}."
     return ""
@@ -74,19 +75,22 @@ def torch_facts() -> dict[str, Any]:
     return {"version": torch.__version__, "cuda": torch.version.cuda, "tensor_path": path, "problem": problem}
 
 
-def cuda_devices() -> list[dict[str, Any]]:
-    """Each GPU: name, SMs, compute capability, L2, and whether it can run the kernels."""
+def cuda_devices() -> tuple[list[dict[str, Any]], str]:
+    """Each GPU: name, SMs, compute capability, L2, whether it can run the kernels; and why none can, "" if one can."""
     devices: list[dict[str, Any]] = []
+    problems: list[str] = []
     for ordinal in range(_MAX_DEVICES):
         try:
             facts = _core.device_info(ordinal)
-        except RuntimeError:
+        except RuntimeError as error:
+            problems.append(str(error))
             break
         problem = ""
         try:
             _core.require_supported_device(ordinal)
         except RuntimeError as error:
             problem = str(error)
+        problems.append(problem)
         devices.append(
             {
                 "ordinal": ordinal,
@@ -98,7 +102,7 @@ def cuda_devices() -> list[dict[str, Any]]:
                 "problem": problem,
             }
         )
-    return devices
+    return devices, "" if any(device["usable"] for device in devices) else problems[0]
 
 
 def driver_module() -> str | None:

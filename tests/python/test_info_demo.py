@@ -60,25 +60,28 @@ def test_info_as_a_dict():
 
 
 FINE = {"version": "2.13.0", "cuda": "13.0", "tensor_path": "", "problem": ""}
-GPU = [{"usable": True, "problem": ""}]
-OLD_GPU = [{"usable": False, "problem": "compute capability 9.0 is needed, found 8.0"}]
+OLD_GPU = "the kernels need a Hopper GPU (compute capability 9.0): cuda:0 is NVIDIA A100 with compute capability 8.0"
+OLD_DRIVER = (
+    "the NVIDIA driver is too old: found one for CUDA 12.4, CUDA 13.0 or newer (release 580 or newer) is required"
+)
 
 
 @pytest.mark.parametrize(
-    ("expected", "kernels", "driver", "devices", "torch"),
+    ("expected", "kernels", "driver", "problem", "torch"),
     [
-        ("", True, 13000, GPU, FINE),
-        ("", True, 13000, OLD_GPU + GPU, {**FINE, "version": None}),
-        ("HOPPER_ATTENTION_HOST_ONLY", False, 13000, GPU, FINE),
-        ("install driver 580", True, 0, [], FINE),
-        ("CUDA_VISIBLE_DEVICES", True, 13000, [], FINE),
-        ("9.0 is needed, found 8.0", True, 13000, OLD_GPU, FINE),
-        ("CPU build", True, 13000, GPU, {**FINE, "problem": "it is a CPU build, install one with CUDA"}),
+        ("", True, 13000, "", FINE),
+        ("", True, 13000, "", {**FINE, "version": None}),
+        ("HOPPER_ATTENTION_HOST_ONLY", False, 13000, "", FINE),
+        ("install driver 580", True, 0, "", FINE),
+        ("CUDA_VISIBLE_DEVICES", True, 13000, "no CUDA device was found", FINE),
+        ("compute capability 8.0", True, 13000, OLD_GPU, FINE),
+        ("found one for CUDA 12.4", True, 12040, OLD_DRIVER, FINE),
+        ("CPU build", True, 13000, "", {**FINE, "problem": "it is a CPU build, install one with CUDA"}),
     ],
-    ids=["ready", "ready without torch", "host only", "no driver", "no device", "old GPU", "CPU torch"],
+    ids=["ready", "ready without torch", "host only", "no driver", "no device", "old GPU", "old driver", "CPU torch"],
 )
-def test_the_obstacle_is_one_sentence(expected, kernels, driver, devices, torch):
-    found = report.obstacle(kernels, driver, devices, torch)
+def test_the_obstacle_is_one_sentence(expected, kernels, driver, problem, torch):
+    found = report.obstacle(kernels, driver, problem, torch)
     assert expected in found and bool(found) == bool(expected)
     assert not found or (found.endswith(".") and "\n" not in found)
 
