@@ -83,7 +83,7 @@ struct CollectiveEpilogue {
       sum += __shfl_xor_sync(0xffffffff, sum, 1);
       sum += __shfl_xor_sync(0xffffffff, sum, 2);
       bool const empty = softmax.row_max[r] == -INFINITY;
-      float exponent = empty ? -INFINITY : softmax.offset(r);  // the LSE is exponent + log2(sum)
+      float exponent = empty ? -INFINITY : softmax.row_max[r] * softmax.scale_log2;  // the LSE is exponent + log2(sum)
       RowIdentity const id = identify(work, rows, r);
       float scale = empty ? 0.0F : 1.0F / sum;
       if (params.epilogue.sinks != nullptr && id.exists) {

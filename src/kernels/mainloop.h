@@ -31,6 +31,16 @@ __device__ __forceinline__ void gemm_async(Mma& mma, A const& a, B const& b, C& 
   warpgroup_fence_operand(c);
 }
 
+// What a block needs between S and the softmax. Kinds are types and not branches: a branch while WGMMAs are in flight makes ptxas
+// wait for them first, and the softmax would not run under O += P V (0.90 of FlashAttention-3's speed instead of 1.0).
+enum class BlockKind {
+  kPlain,   // every row sees every key
+  kMasked,
+  kCapped,  // softcap, then the mask
+};
+template <BlockKind kKind>
+using Kind = std::integral_constant<BlockKind, kKind>;
+
 template <class Traits>
 struct CollectiveMainloop {
   using Element = typename Traits::Element;
@@ -71,13 +81,11 @@ struct CollectiveMainloop {
 
     ThreadRows const rows(thread, work.queries.first + warpgroup * work.queries_per_slab);
 
-    // Scores of block n -> probabilities.
-    auto const probabilities = [&](int n, auto masked) __attribute__((always_inline)) {
-      if (params.softmax.softcap_inner != 0.0F) { apply_softcap(tSrS, params.softmax.softcap_inner); }
-      if constexpr (masked) {
-        apply_mask(tSrS, params.mask, params.len, params.packing, rows, work.first_key(n, Traits::kKeys));
-      }
-      softmax.update(tSrS, masked);
+    // Scores of block n -> row maxima.
+    auto const update_max = [&](int n, auto kind, ThreadKeys const& keys) __attribute__((always_inline)) {
+      if constexpr (kind == BlockKind::kCapped) { apply_softcap(tSrS, params.softmax.softcap_inner); }
+      if constexpr (kind != BlockKind::kPlain) { apply_mask(tSrS, keys, work.first_key(n, Traits::kKeys) + rows.column); }
+      softmax.update_max(tSrS, bool_constant<kind != BlockKind::kPlain>{});
     };
     auto const convert = [&]() __attribute__((always_inline)) {
       cute::Tensor scores = operand_view(tSrS);
@@ -89,22 +97,24 @@ struct CollectiveMainloop {
       }
     };
 
-    BlockRange const& range = work.range;
-    int n = range.end - 1;
-
-    wait(read);
-    gemm_async<GMMA::ScaleOut::Zero>(mma_qk, tSrQ, tSrK(_, _, _, read.slot), tSrS);
-    warpgroup_wait<0>();
-    warpgroup_fence_operand(tSrS);
-    release(read);
-    ++read;
-    clear(tOrO);
-    probabilities(n, true_type{});
-    convert();
-    --n;
+    // The first block: nothing to overlap with yet.
+    auto const start = [&](int n, auto kind) __attribute__((always_inline)) {
+      ThreadKeys const keys(params.mask, params.len, params.packing, rows);
+      wait(read);
+      gemm_async<GMMA::ScaleOut::Zero>(mma_qk, tSrQ, tSrK(_, _, _, read.slot), tSrS);
+      warpgroup_wait<0>();
+      warpgroup_fence_operand(tSrS);
+      release(read);
+      ++read;
+      clear(tOrO);
+      update_max(n, kind, keys);
+      softmax.template exponentiate<0, kRowsPerThread>(tSrS);
+      convert();
+    };
 
     // S of block n is issued first; O += P V of block n + 1 runs under its softmax.
-    auto const step = [&](int n, auto masked) __attribute__((always_inline)) {
+    auto const step = [&](int n, auto kind) __attribute__((always_inline)) {
+      ThreadKeys const keys(params.mask, params.len, params.packing, rows);
       State const k = read;
       ++read;
       State const v = read;
@@ -114,21 +124,34 @@ struct CollectiveMainloop {
       gemm_async<GMMA::ScaleOut::Zero>(mma_qk, tSrQ, tSrK(_, _, _, k.slot), tSrS);  // S = Q @ K_n.T
       if constexpr (Traits::kRescaleBeforePv) { softmax.rescale_output(tOrO); }
       wait(v);
-      gemm_async<GMMA::ScaleOut::One>(mma_pv, tOrP, tOrV(_, _, _, v.slot), tOrO);   // O += P @ V_(n+1)
+      gemm_async<GMMA::ScaleOut::One>(mma_pv, tOrP, tOrV(_, _, _, v.slot), tOrO);  // O += P @ V_(n+1)
       turns.pass();
       warpgroup_wait<1>();
       warpgroup_fence_operand(tSrS);
       release(k);
-      probabilities(n, masked);
+      update_max(n, kind, keys);
+      softmax.template exponentiate<0, Traits::kRowsUnderPv>(tSrS);
+      if constexpr (Traits::kRowsUnderPv > 0) { softmax.finish_row(Traits::kRowsUnderPv - 1); }
       warpgroup_wait<0>();
       warpgroup_fence_operand(tOrO);
       release(v);
+      softmax.template exponentiate<Traits::kRowsUnderPv, kRowsPerThread>(tSrS);
       convert();
       if constexpr (!Traits::kRescaleBeforePv) { softmax.rescale_output(tOrO); }
     };
-    for (; n >= range.full_end; --n) { step(n, true_type{}); }    // right edge
-    for (; n >= range.full_begin; --n) { step(n, false_type{}); }  // no mask
-    for (; n >= range.begin; --n) { step(n, true_type{}); }       // left edge
+
+    BlockRange const& range = work.range;
+    int n = range.end - 1;
+    if (params.softmax.softcap_inner == 0.0F) {
+      start(n, Kind<BlockKind::kMasked>{});
+      --n;
+      for (; n >= range.full_end; --n) { step(n, Kind<BlockKind::kMasked>{}); }    // right edge
+      for (; n >= range.full_begin; --n) { step(n, Kind<BlockKind::kPlain>{}); }  // no mask
+      for (; n >= range.begin; --n) { step(n, Kind<BlockKind::kMasked>{}); }       // left edge
+    } else {
+      start(n, Kind<BlockKind::kCapped>{});
+      for (--n; n >= range.begin; --n) { step(n, Kind<BlockKind::kCapped>{}); }
+    }
 
     release_q();
     if constexpr (Traits::kRescaleBeforePv) { softmax.rescale_output(tOrO); }

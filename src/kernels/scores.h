@@ -38,16 +38,24 @@ __device__ __forceinline__ void apply_softcap(Scores& scores, float inner) {
   }
 }
 
-// Scores of keys outside the row's interval become -inf, whatever they were. `first_key` is the block's first key.
+// The keys that each row of a thread sees. Taken before WGMMAs are issued: ptxas moves the wait for them in front of any branch.
+struct ThreadKeys {
+  KeyInterval row[kRowsPerThread];
+
+  __device__ __forceinline__ ThreadKeys(MaskParams const& mask, SeqlenQK len, Packing const& packing, ThreadRows const& thread) {
+    CUTE_UNROLL
+    for (int r = 0; r < kRowsPerThread; ++r) { row[r] = visible(mask, thread.query(packing, r), len); }
+  }
+};
+
+// Scores of keys outside the row's interval become -inf, whatever they were. `first_key` is the key of the thread's first column.
 template <class Scores>
-__device__ __forceinline__ void apply_mask(Scores& scores, MaskParams const& mask, SeqlenQK len, Packing const& packing,
-                                           ThreadRows const& thread, int first_key) {
+__device__ __forceinline__ void apply_mask(Scores& scores, ThreadKeys const& keys, int first_key) {
   auto rows = rows_view(scores);
   CUTE_UNROLL
   for (int r = 0; r < kRowsPerThread; ++r) {
-    KeyInterval const keys = visible(mask, thread.query(packing, r), len);
-    int const begin = keys.begin - first_key - thread.column;
-    unsigned const length = keys.end - keys.begin;
+    int const begin = keys.row[r].begin - first_key;
+    unsigned const length = keys.row[r].end - keys.row[r].begin;
     CUTE_UNROLL
     for (int c = 0; c < size<1>(rows); ++c) {
       int const column = c / 2 * 8 + c % 2;

@@ -44,6 +44,7 @@ struct OnlineSoftmax {
   float scale_log2;                   // scores -> exponents of 2
   float row_max[kRowsPerThread];      // of the scores, unscaled
   float row_sum[kRowsPerThread];      // of this thread's columns
+  float offset[kRowsPerThread];       // the maximum as an exponent of 2; 0 for a row that has seen no key, so that it gives 0, not NaN
   float rescale[kRowsPerThread];      // by how much the last update shrank O
 
   __device__ __forceinline__ explicit OnlineSoftmax(float scale_log2_) : scale_log2(scale_log2_) {
@@ -51,39 +52,46 @@ struct OnlineSoftmax {
     for (int r = 0; r < kRowsPerThread; ++r) {
       row_max[r] = -INFINITY;
       row_sum[r] = 0.0F;
+      offset[r] = 0.0F;
       rescale[r] = 1.0F;
     }
   }
 
-  // A row that has seen no key has the maximum -inf; its exponents are taken relative to 0, so that they are 0 and not NaN.
-  __device__ __forceinline__ float offset(int r) const { return row_max[r] == -INFINITY ? 0.0F : row_max[r] * scale_log2; }
-
-  // scores -> probabilities relative to the row maximum so far, in place. `may_be_empty`: a row may have seen no key yet.
+  // Takes a block of scores into the row maxima. `may_be_empty`: a row may have seen no key yet.
   template <class Scores, class MayBeEmpty>
-  __device__ __forceinline__ void update(Scores& scores, MayBeEmpty may_be_empty) {
+  __device__ __forceinline__ void update_max(Scores const& scores, MayBeEmpty may_be_empty) {
+    auto const rows = rows_view(scores);
+    CUTE_UNROLL
+    for (int r = 0; r < kRowsPerThread; ++r) {
+      float const before = row_max[r];
+      CUTE_UNROLL
+      for (int c = 0; c < size<1>(rows); ++c) { row_max[r] = fmaxf(row_max[r], rows(r, c)); }
+      row_max[r] = fmaxf(row_max[r], __shfl_xor_sync(0xffffffff, row_max[r], 1));
+      row_max[r] = fmaxf(row_max[r], __shfl_xor_sync(0xffffffff, row_max[r], 2));
+      offset[r] = may_be_empty && row_max[r] == -INFINITY ? 0.0F : row_max[r] * scale_log2;
+      rescale[r] = exp2_approx(before * scale_log2 - offset[r]);
+      row_sum[r] *= rescale[r];
+    }
+  }
+
+  // Scores of the rows [kBegin, kEnd) -> probabilities relative to the row maximum so far, in place.
+  template <int kBegin, int kEnd, class Scores>
+  __device__ __forceinline__ void exponentiate(Scores& scores) {
     auto rows = rows_view(scores);
     CUTE_UNROLL
-    for (int r = 0; r < kRowsPerThread; ++r) {
-      float local = row_max[r];
-      CUTE_UNROLL
-      for (int c = 0; c < size<1>(rows); ++c) { local = fmaxf(local, rows(r, c)); }
-      local = fmaxf(local, __shfl_xor_sync(0xffffffff, local, 1));
-      local = fmaxf(local, __shfl_xor_sync(0xffffffff, local, 2));
-      float const before = row_max[r];
-      row_max[r] = local;
-      float const now = may_be_empty ? offset(r) : local * scale_log2;
-      rescale[r] = exp2_approx(before * scale_log2 - now);
-      row_sum[r] *= rescale[r];
+    for (int r = kBegin; r < kEnd; ++r) {
       CUTE_UNROLL
       for (int c = 0; c < size<1>(rows); ++c) {
-        rows(r, c) = exp2_approx(rows(r, c) * scale_log2 - now);
+        rows(r, c) = exp2_approx(rows(r, c) * scale_log2 - offset[r]);
+        row_sum[r] += rows(r, c);
       }
     }
-    CUTE_UNROLL
-    for (int r = 0; r < kRowsPerThread; ++r) {
-      CUTE_UNROLL
-      for (int c = 0; c < size<1>(rows); ++c) { row_sum[r] += rows(r, c); }
-    }
+  }
+
+  // Ends a basic block once the probabilities of row r are computed; the branch is never taken. ptxas moves a wait for WGMMAs up
+  // to the first stall of its basic block, and the exponentials would not run under O += P V.
+  __device__ __forceinline__ void finish_row(int r) const {
+    if (row_sum[r] < 0.0F) { __nanosleep(0); }
   }
 
   template <class Accumulator>

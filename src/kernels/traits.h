@@ -33,6 +33,10 @@ struct PrefillTraits {
   // O is rescaled after S is issued instead of after O += P V is done: with wide heads there is more of it to hide.
   static constexpr bool kRescaleBeforePv = kHeadDim > 128;
 
+  // How many of a thread's two rows of exponentials fit under O += P V; the others hide the rescaling of O and the rounding of P.
+  // Figures in docs/performance-notes.md.
+  static constexpr int kRowsUnderPv = kHeadDimV <= 64 ? 0 : kHeadDimV <= 128 ? 1 : 2;
+
   template <int kColumns>
   using AtomK = conditional_t<kColumns == 64, GMMA::Layout_K_SW128_Atom<Element>, GMMA::Layout_K_SW64_Atom<Element>>;
   template <int kColumns>
