@@ -1,0 +1,39 @@
+"""Writes what the gpu tests found as lines of JSON to the file HOPPER_ATTENTION_GPU_LOG names, for tools/gpu_report.
+
+Line by line, so that what was found survives a hang or a lost context.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+
+def write(entry: dict) -> None:
+    path = os.environ.get("HOPPER_ATTENTION_GPU_LOG")
+    if path:
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(entry) + "\n")
+
+
+def pytest_runtest_logstart(nodeid, location):
+    write({"start": nodeid})
+
+
+def pytest_runtest_logreport(report):
+    if report.when == "call" or report.outcome != "passed":
+        text = "" if report.outcome == "passed" else str(report.longrepr)[:4000]
+        write({"test": report.nodeid, "when": report.when, "outcome": report.outcome, "text": text})
+    if report.when == "teardown":
+        support = sys.modules.get("gpu.support")
+        seconds = {"end": report.nodeid}
+        if support is not None:
+            worst = support.WORST
+            seconds["worst"] = {
+                "values": worst.values,
+                "cases": worst.cases,
+                "judged": worst.judged,
+                "random": worst.random,
+            }
+        write(seconds)
