@@ -17,13 +17,17 @@ def write(entry: dict) -> None:
             file.write(json.dumps(entry) + "\n")
 
 
+def shortened(text: str, limit: int = 4000) -> str:
+    return text if len(text) <= limit else text[: limit // 2] + "\n...\n" + text[-limit // 2 :]
+
+
 def pytest_runtest_logstart(nodeid, location):
     write({"start": nodeid})
 
 
 def pytest_runtest_logreport(report):
     if report.when == "call" or report.outcome != "passed":
-        text = "" if report.outcome == "passed" else str(report.longrepr)[:4000]
+        text = "" if report.outcome == "passed" else shortened(str(report.longrepr))
         write({"test": report.nodeid, "when": report.when, "outcome": report.outcome, "text": text})
     if report.when == "teardown":
         support = sys.modules.get("gpu.support")
