@@ -1,0 +1,262 @@
+"""The cases, as data. A suite is a list of `Case`; figures and goals are those of the issues and of shared/anchors.md."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+GRID_TOKENS = 16384
+GRID_HIDDEN = 2048
+GRID_LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
+CALLS = ("dense", "varlen", "cache")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call to measure.
+
+    call: "dense" is flash_attn_func, "varlen" flash_attn_varlen_func, "cache" flash_attn_with_kvcache. lengths: keys of
+    each sequence where they differ (varlen: queries as well); batch and seqlen_k follow from them. page_size: 0 is
+    contiguous K and V. goal: what ours / FA3 should reach, 0 if nothing is said. seconds: GPU time for all
+    implementations together. peers: the only ones to run beside ours; () is all.
+    """
+
+    suite: str
+    name: str
+    batch: int
+    seqlen_q: int
+    seqlen_k: int
+    heads_q: int
+    heads_k: int
+    head_dim: int
+    head_dim_v: int = 0
+    dtype: str = "bf16"
+    causal: bool = True
+    window: tuple[int, int] = (-1, -1)
+    softcap: float = 0.0
+    sinks: bool = False
+    call: str = "dense"
+    page_size: int = 0
+    lengths: tuple[int, ...] = ()
+    goal: float = 0.0
+    seconds: float = 0.4
+    peers: tuple[str, ...] = ()
+
+    @property
+    def dv(self) -> int:
+        return self.head_dim_v or self.head_dim
+
+    @property
+    def k_lengths(self) -> tuple[int, ...]:
+        return self.lengths or (self.seqlen_k,) * self.batch
+
+    @property
+    def q_lengths(self) -> tuple[int, ...]:
+        return self.lengths if self.lengths and self.call == "varlen" else (self.seqlen_q,) * self.batch
+
+    @property
+    def equal_lengths(self) -> bool:
+        return len(set(self.k_lengths)) <= 1
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether K/V bytes are the work, not operations."""
+        return self.call == "cache"
+
+    @property
+    def element_bytes(self) -> int:
+        return 2
+
+    def visible_pairs(self) -> int:
+        """(query, key) pairs that the mask leaves, in one head of each sequence."""
+        return sum(pairs(q, k, self.causal, self.window) for q, k in zip(self.q_lengths, self.k_lengths, strict=True))
+
+    def flops(self) -> int:
+        """Q K^T and P V over visible pairs: two operations for each multiply-add."""
+        return 2 * self.visible_pairs() * self.heads_q * (self.head_dim + self.dv)
+
+    def kv_bytes(self) -> int:
+        """Bytes of K and V that some query sees."""
+        keys = sum(
+            seen_keys(q, k, self.causal, self.window) for q, k in zip(self.q_lengths, self.k_lengths, strict=True)
+        )
+        return keys * self.heads_k * (self.head_dim + self.dv) * self.element_bytes
+
+    def as_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+def limits(window: tuple[int, int], causal: bool) -> tuple[int, int]:
+    """(left, right) as the functions read them: causal sets right to 0."""
+    return window[0], 0 if causal else window[1]
+
+
+@lru_cache(maxsize=256)
+def pairs(seqlen_q: int, seqlen_k: int, causal: bool, window: tuple[int, int]) -> int:
+    """Visible pairs of one sequence and head."""
+    import numpy as np
+
+    left, right = limits(window, causal)
+    diagonal = np.arange(seqlen_q, dtype=np.int64) + (seqlen_k - seqlen_q)
+    begin = np.zeros_like(diagonal) if left < 0 else np.maximum(diagonal - left, 0)
+    end = np.full_like(diagonal, seqlen_k) if right < 0 else np.clip(diagonal + right + 1, 0, seqlen_k)
+    return int(np.maximum(end - begin, 0).sum())
+
+
+def seen_keys(seqlen_q: int, seqlen_k: int, causal: bool, window: tuple[int, int]) -> int:
+    """Keys that at least one query of a sequence sees: from the first query's begin to the last query's end."""
+    left, right = limits(window, causal)
+    if seqlen_q == 0:
+        return 0
+    begin = 0 if left < 0 else max(0, seqlen_k - seqlen_q - left)
+    end = seqlen_k if right < 0 else min(seqlen_k, seqlen_k + right)
+    return max(0, end - begin)
+
+
+def count(n: int) -> str:
+    """16384 -> "16k"."""
+    return f"{n // 1024}k" if n >= 1024 and n % 1024 == 0 else str(n)
+
+
+def grid_case(suite: str, head_dim: int, causal: bool, seqlen: int, **given: Any) -> Case:
+    """One case of the FlashAttention papers' grid: 16k tokens, hidden size 2048."""
+    heads = GRID_HIDDEN // head_dim
+    name = f"d{head_dim} {'causal' if causal else 'full'} {count(seqlen)}"
+    return Case(suite, name, GRID_TOKENS // seqlen, seqlen, seqlen, heads, heads, head_dim, causal=causal, **given)
+
+
+def prefill() -> list[Case]:
+    """The papers' grid: the 36 cases of data/prefill_best.json."""
+    return [
+        grid_case("prefill", head_dim, causal, seqlen)
+        for head_dim in (64, 128, 256)
+        for causal in (False, True)
+        for seqlen in GRID_LENGTHS
+    ]
+
+
+def varlen() -> list[Case]:
+    """The same through flash_attn_varlen_func, beside the dense call: packing must cost nothing."""
+    return [dataclasses.replace(case, suite="varlen", call="varlen", peers=("fa3",)) for case in prefill()]
+
+
+def skewed_lengths(batch: int, shortest: int, longest: int, seed: int) -> tuple[int, ...]:
+    """Lengths with even logarithms, both ends included, in random order."""
+    ratio = longest / shortest
+    found = [round(shortest * ratio ** (i / (batch - 1))) for i in range(batch)]
+    random.Random(seed).shuffle(found)
+    return tuple(found)
+
+
+def ragged_lengths(batch: int, shortest: int, longest: int, seed: int) -> tuple[int, ...]:
+    """Evenly spaced lengths, both ends included, in random order."""
+    found = [shortest + round((longest - shortest) * i / (batch - 1)) for i in range(batch)]
+    random.Random(seed).shuffle(found)
+    return tuple(found)
+
+
+def varlen_case(suite: str, name: str, lengths: tuple[int, ...], heads_q: int, heads_k: int, **given: Any) -> Case:
+    longest = max(lengths)
+    shape = (len(lengths), longest, longest, heads_q, heads_k, 128)
+    return Case(suite, name, *shape, call="varlen", lengths=lengths, **given)
+
+
+def engine() -> list[Case]:
+    """What engines run and the issue on prefill sets goals for; all causal."""
+    suite = "engine"
+    return [
+        Case(suite, "GQA 32/8, d128, b1 8k", 1, 8192, 8192, 32, 8, 128, goal=1.06),
+        Case(suite, "GQA 32/8, d128, b1 8k, fp16", 1, 8192, 8192, 32, 8, 128, dtype="fp16"),
+        Case(suite, "GQA 32/8, d128, b1 8k, sinks", 1, 8192, 8192, 32, 8, 128, sinks=True),
+        Case(suite, "GQA 8/1, d128, b1 2k", 1, 2048, 2048, 8, 1, 128, goal=1.18),
+        Case(suite, "GQA 8/1, d128, b1 32k", 1, 32768, 32768, 8, 1, 128, goal=1.02),
+        Case(suite, "16 heads, d192/128, b2 8k", 2, 8192, 8192, 16, 16, 192, 128, goal=1.03),
+        Case(suite, "24 heads, d96, b4 4k", 4, 4096, 4096, 24, 24, 96, goal=1.07),
+        Case(suite, "16 heads, d192, b2 8k", 2, 8192, 8192, 16, 16, 192, goal=1.0),
+        varlen_case(suite, "32 sequences of 512, 32/8, d128", (512,) * 32, 32, 8, goal=1.4),
+        varlen_case(suite, "16 skewed sequences 1-8k, 32/8, d128", skewed_lengths(16, 1, 8192, 0), 32, 8, goal=1.05),
+        Case(suite, "window (4095, 0), 32/8, d128, b2 16k", 2, 16384, 16384, 32, 8, 128, window=(4095, 0), goal=1.17),
+        Case(
+            *(suite, "window (127, 0) + sinks, 64/8, d64, b2 8k", 2, 8192, 8192, 64, 8, 64),
+            window=(127, 0),
+            sinks=True,
+            goal=1.5,
+        ),
+        Case(suite, "softcap 50, 32/16, d128, b2 8k", 2, 8192, 8192, 32, 16, 128, softcap=50.0, goal=1.15),
+        *(
+            Case(
+                suite, f"512 on 16k, page {page}, 32/8, d128", 4, 512, 16384, 32, 8, 128, call="varlen", page_size=page
+            )
+            for page in (16, 128)
+        ),
+    ]
+
+
+def scaling() -> list[Case]:
+    """Time must grow as the work: d128, 16 heads, causal. 4k alone and with as many tokens as 16k."""
+    shapes = [(1, 4096), (4, 4096), (1, 16384), (1, 65536), (1, 262144)]
+    return [
+        Case("scaling", f"b{b} {count(n)}, 16 heads, d128", b, n, n, 16, 16, 128, seconds=3.0, peers=("fa3",))
+        for b, n in shapes
+    ]
+
+
+def decode_case(batch: int, keys: int, heads_q: int, heads_k: int, head_dim: int = 128, **given: Any) -> Case:
+    """One query (or seqlen_q of them) for each sequence, over a cache in pages of 16."""
+    page = given.setdefault("page_size", 16)
+    queries = given.pop("seqlen_q", 1)
+    lengths = given.get("lengths", ())
+    spread = f"{count(min(lengths))}-{count(max(lengths))}" if lengths else count(keys)
+    name = f"b{batch} {spread}, {heads_q}/{heads_k}, d{head_dim}"
+    name += f", {queries} queries" if queries > 1 else ""
+    name += f", window {given['window'][0]}" if "window" in given else ""
+    name += "" if page == 16 else (f", page {page}" if page else ", contiguous")
+    return Case("decode", name, batch, queries, keys, heads_q, heads_k, head_dim, call="cache", **given)
+
+
+def decode() -> list[Case]:
+    """The decode tables of shared/anchors.md and what the issue on decode adds."""
+    large = [(1, 8192, 32, 8), (1, 8192, 64, 8), (64, 4096, 32, 8), (256, 1024, 32, 8), (1, 8192, 8, 1)]
+    large += [(16, 8192, 8, 1), (64, 4096, 8, 1), (1, 131072, 8, 1)]
+    cases = [decode_case(*shape) for shape in large]
+    cases += [decode_case(b, keys, 64, 8, 64) for b, keys in ((1, 8192), (16, 8192), (256, 1024))]
+    cases.append(decode_case(32, 8192, 32, 8, lengths=ragged_lengths(32, 512, 8192, 0)))
+    few = [(hq, hk, keys, b) for hq, hk, lengths in FEW for keys in lengths for b in (1, 16, 64)]
+    cases += [decode_case(b, keys, hq, hk) for hq, hk, keys, b in few]
+    cases += [decode_case(b, 8192, 32, 8, d, page_size=page) for b, d, page in STREAMS]
+    cases += [decode_case(64, 4096, 32, 8, seqlen_q=queries) for queries in (4, 8)]
+    cases += [decode_case(32, keys, 64, 8, 64, window=(127, 0)) for keys in (2048, 32768)]
+    return list({case.name: case for case in cases}.values())
+
+
+FEW = ((32, 8, (128, 512)), (8, 1, (128, 512, 1024, 8192, 32768)))
+STREAMS = [(32, 128, page) for page in (1, 4, 16, 64, 256, 0)] + [(64, 64, page) for page in (16, 0)]
+
+SUITES: dict[str, Callable[[], list[Case]]] = {
+    "prefill": prefill,
+    "varlen": varlen,
+    "engine": engine,
+    "scaling": scaling,
+    "decode": decode,
+}
+
+
+def select(suite: str, expression: str | None) -> list[Case]:
+    """Cases of a suite ("all": of every suite) for which a Python expression over the fields of `Case` is true.
+
+    Raises ValueError if the expression cannot be evaluated.
+    """
+    names = SUITES if suite == "all" else [suite]
+    cases = [case for name in names for case in SUITES[name]()]
+    if expression is None:
+        return cases
+    try:
+        code = compile(expression, "--filter", "eval")
+        return [case for case in cases if eval(code, {"__builtins__": {}}, case.as_dict())]
+    except Exception as error:
+        fields = ", ".join(field.name for field in dataclasses.fields(Case))
+        raise ValueError(f"--filter {expression!r}: {error}; fields: {fields}") from error
