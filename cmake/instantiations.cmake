@@ -1,6 +1,6 @@
 # The build matrix: one kernel file for each element type and head dim of these two lists.
 # A head dim "192x128" means 192 for q and k, 128 for v and out.
-set(HOPPER_ATTENTION_KNOWN_HEAD_DIMS 64 128)
+set(HOPPER_ATTENTION_KNOWN_HEAD_DIMS 64 96 128 192x128 192 256)
 set(HOPPER_ATTENTION_KNOWN_DTYPES bf16 fp16)
 set(cutlass_type_bf16 bfloat16_t)
 set(cutlass_type_fp16 half_t)

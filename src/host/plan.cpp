@@ -6,6 +6,8 @@
 #include "hopper_attention/forward.h"
 #include "hopper_attention/testing.h"
 #include "host/require.h"
+#include "host/tile_order.h"
+#include "kernels/block_range.h"
 #include "kernels/host_device.h"
 #include "kernels/tile_config.h"
 #include "kernels/tile_geometry.h"
@@ -18,8 +20,7 @@ using testing::ForcedPlan;
 constexpr int kElementBytes = 2;
 constexpr int kWarpgroupThreads = 128;
 constexpr double kL2Share = 0.6;  // of L2 for K and V; the rest for Q, O and what other blocks still read
-constexpr int kTilesPerCtaAndPass =
-    2;  // least length of a pass, so that its last tiles leave no large part of the card idle
+constexpr int kBlocksPerTile = 1;  // what starting and ending a tile costs, in key blocks
 constexpr std::int64_t kMaxTiles = std::int64_t{1} << 30;  // the scheduler counts in int
 
 // Packing stores O in pieces; it must save at least an eighth of the tiles.
@@ -57,6 +58,8 @@ bool agrees(TileConfig const& tile, TileConfig const& forced) {
   return same(tile.rows, forced.rows) && same(tile.keys, forced.keys) && same(tile.head_dim, forced.head_dim) &&
          same(tile.head_dim_v, forced.head_dim_v) && same(tile.stages, forced.stages);
 }
+
+std::string percent(double share) { return concat(static_cast<int>(share * 100.0 + 0.5), " %"); }
 
 TileConfig largest_tile() {
   TileConfig largest;
@@ -123,10 +126,24 @@ class Planner {
     return m_blocks(packed_heads) * (problem_.heads_q / packed_heads) * problem_.batch;
   }
 
+  // Keys that a query sees, averaged over a few of them.
+  int average_keys() const {
+    constexpr int kSamples = 16;
+    SeqlenQK const len{problem_.seqlen_q, problem_.seqlen_k};
+    std::int64_t sum = 0;
+    for (int i = 0; i < kSamples; ++i) {
+      auto const query = static_cast<int>((2 * i + 1) * std::int64_t{problem_.seqlen_q} / (2 * kSamples));
+      KeyInterval const keys = visible(problem_.mask, query, len);
+      sum += keys.end - keys.begin;
+    }
+    return static_cast<int>(sum / kSamples);
+  }
+
   void choose_tile() {
     bool const masked = problem_.mask != MaskParams{};
+    int const keys = average_keys();
     TileRow const* row =
-        find_tile(problem_.head_dim, problem_.head_dim_v, masked ? MaskClass::kMasked : MaskClass::kFull);
+        find_tile(problem_.head_dim, problem_.head_dim_v, masked ? MaskClass::kMasked : MaskClass::kFull, keys);
     require<NotImplemented>(row != nullptr, "head_dim: no kernel holds head dims (", problem_.head_dim, ", ",
                             problem_.head_dim_v, ") of q and v; the largest is (", largest_tile().head_dim, ", ",
                             largest_tile().head_dim_v, ")");
@@ -142,7 +159,7 @@ class Planner {
       because("tile", plan_.tile, ": forced");
     } else {
       plan_.tile = row->tile;
-      because("tile", plan_.tile, ", for ", masked ? "a mask" : "full attention", ": ", row->why);
+      because("tile", plan_.tile, ", for ", masked ? "a mask" : "full attention", " and ", keys, " keys a query: ", row->why);
     }
     plan_.threads = (plan_.tile.rows / kSlabRows + 1) * kWarpgroupThreads;
   }
@@ -186,16 +203,17 @@ class Planner {
             problem_.sm_margin > 0 ? concat(", sm_margin ", problem_.sm_margin, " leaves SMs free") : "");
   }
 
-  // The width of a pass, a multiple of `step`, close to `widest`. Passes alternate in direction (tile_scheduler.h): an
-  // even number of equal ones gives every block the same causal work, a narrow last one leaves some with more than
-  // their share.
-  static std::int64_t even_passes(std::int64_t all, std::int64_t step, std::int64_t widest) {
-    if (widest >= all) { return all; }
-    for (std::int64_t width = widest; 2 * width >= widest; width -= step) {
-      if (all % width == 0 && all / width % 2 == 0) { return width; }
+  // Key blocks of each query block's tile, and what a tile costs beside them.
+  std::vector<int> work_of_tiles() const {
+    Packing const packing = make_packing(plan_.packed_heads);
+    SeqlenQK const len{problem_.seqlen_q, problem_.seqlen_k};
+    std::vector<int> work;
+    for (int m = 0; m < m_blocks(plan_.packed_heads); ++m) {
+      QueryRange const queries = query_range(packing, plan_.tile.rows / kSlabRows, m, problem_.seqlen_q);
+      work.push_back(block_range(problem_.mask, queries.first, queries.last, len, plan_.tile.keys).blocks() +
+                     kBlocksPerTile);
     }
-    std::int64_t const passes = ceil_div(all, widest);
-    return ceil_div(ceil_div(all, passes), step) * step;
+    return work;
   }
 
   void choose_order() {
@@ -205,20 +223,21 @@ class Planner {
       because("order", plan_.heads_per_pass, " of ", all, " head groups at a time: forced");
       return;
     }
-    std::int64_t const sharing = ratio() / plan_.packed_heads;  // groups that read the same K and V
+    int const sharing = ratio() / plan_.packed_heads;  // groups that read the same K and V
     std::int64_t const kv_bytes =
         std::int64_t{problem_.seqlen_k} * (problem_.head_dim + problem_.head_dim_v) * kElementBytes;
     auto const l2_budget = static_cast<std::int64_t>(kL2Share * static_cast<double>(device_.l2_bytes));
-    std::int64_t const in_l2 = kv_bytes == 0 ? all : std::max<std::int64_t>(1, l2_budget / kv_bytes) * sharing;
-    std::int64_t const to_fill =
-        ceil_div<std::int64_t>(std::int64_t{kTilesPerCtaAndPass} * plan_.ctas, m_blocks(plan_.packed_heads));
-    std::int64_t const wanted = ceil_div(std::min(all, std::max(in_l2, to_fill)), sharing) * sharing;
-    plan_.heads_per_pass = static_cast<int>(even_passes(all, sharing, wanted));
+    std::int64_t const fitting = kv_bytes == 0 ? all : std::min(all, l2_budget / kv_bytes * sharing);
+    TileOrder const order = choose_tile_order({.sequence_heads = static_cast<int>(all),
+                                               .sharing = sharing,
+                                               .in_l2 = static_cast<int>(fitting),
+                                               .ctas = plan_.ctas,
+                                               .descending = problem_.mask.right != kUnlimited,
+                                               .work = work_of_tiles()});
+    plan_.heads_per_pass = order.heads_per_pass;
     because("order", plan_.heads_per_pass, " of ", all, " head groups at a time: K and V of one head take ",
-            megabytes(kv_bytes), ", ",
-            in_l2 >= to_fill
-                ? concat("those of ", std::min(in_l2, all), " groups stay in L2")
-                : concat(to_fill, " groups are needed for ", kTilesPerCtaAndPass, " tiles for each block"));
+            megabytes(kv_bytes), ", L2 has room for those of ", fitting, " groups; the busiest block has ",
+            percent(order.imbalance), " of the mean work");
   }
 
   Problem const& problem_;

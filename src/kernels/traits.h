@@ -5,6 +5,7 @@
 
 #include "hopper_attention/types.h"
 #include "kernels/tile_geometry.h"
+#include "kernels/wgmma_shapes.h"
 
 namespace hopper_attention {
 
@@ -42,8 +43,7 @@ struct PrefillTraits {
   template <int kColumns>
   using AtomMn = conditional_t<kColumns == 64, GMMA::Layout_MN_SW128_Atom<Element>, GMMA::Layout_MN_SW64_Atom<Element>>;
 
-  using MmaQk = decltype(make_tiled_mma(
-      GMMA::ss_op_selector<Element, Element, float, Shape<Int<kSlabRows>, Int<kKeys>, Int<kHeadDim>>>()));
+  using MmaQk = decltype(make_tiled_mma(select_mma_qk<Element, kKeys, kHeadDim>()));
   using MmaPv = decltype(make_tiled_mma(
       GMMA::rs_op_selector<Element, Element, float, Shape<Int<kSlabRows>, Int<kHeadDimV>, Int<kKeys>>, GMMA::Major::K,
                            GMMA::Major::MN>()));

@@ -4,9 +4,11 @@
 #include <algorithm>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "hopper_attention/forward.h"
 #include "hopper_attention/testing.h"
+#include "host/tile_order.h"
 #include "kernels/host_device.h"
 #include "kernels/tile_config.h"
 #include "kernels/tile_scheduler.h"
@@ -74,7 +76,7 @@ TEST_CASE("plan: the tile comes from the table, by head dims and mask class") {
   for (int const head_dim : {8, 64, 72, 128}) {
     for (bool const causal : {false, true}) {
       Plan const made = plan(problem(1, 512, 512, 4, 4, head_dim, causal), card(132));
-      TileRow const* row = find_tile(head_dim, head_dim, causal ? MaskClass::kMasked : MaskClass::kFull);
+      TileRow const* row = find_tile(head_dim, head_dim, causal ? MaskClass::kMasked : MaskClass::kFull, causal ? 256 : 512);
       REQUIRE(row != nullptr);
       CHECK(made.tile == row->tile);
       CHECK(made.threads == (row->tile.rows / 64 + 1) * 128);
@@ -85,10 +87,11 @@ TEST_CASE("plan: the tile comes from the table, by head dims and mask class") {
   }
 }
 
-TEST_CASE("plan: every tile of the table is the answer for its own head dims or shares them with one that is") {
+TEST_CASE("plan: every tile of the table is the answer for its own head dims, mask class and number of keys") {
   for (TileRow const& row : kTiles) {
-    TileRow const* found = find_tile(row.tile.head_dim, row.tile.head_dim_v, row.mask);
+    TileRow const* found = find_tile(row.tile.head_dim, row.tile.head_dim_v, row.mask, row.from_keys);
     REQUIRE(found != nullptr);
+    CHECK(found->tile == row.tile);
     CHECK(found->tile.head_dim == row.tile.head_dim);
     CHECK(found->tile.head_dim_v == row.tile.head_dim_v);
   }
@@ -109,7 +112,7 @@ TEST_CASE("plan: head dims that no tile holds name the largest") {
 }
 
 TEST_CASE("plan: heads are packed where tiles would be mostly idle, and only there") {
-  int const rows = find_tile(128, 128, MaskClass::kMasked)->tile.rows;
+  int const rows = find_tile(128, 128, MaskClass::kMasked, 0)->tile.rows;
   struct Case {
     char const* why;
     int seqlen_q, heads_q, heads_k, packed;
@@ -133,7 +136,7 @@ TEST_CASE("plan: heads are packed where tiles would be mostly idle, and only the
   }
 }
 
-TEST_CASE("plan: K and V of the heads of a pass stay in L2, heads that share them stay together") {
+TEST_CASE("plan: heads that share K and V stay together; L2 is left only where that balances the work") {
   for (int const seqlen : {64, 1000, 4096, 16384, 131072}) {
     for (int const heads_k : {1, 4, 10, 16}) {
       for (int const ratio : {1, 4, 5}) {
@@ -145,13 +148,33 @@ TEST_CASE("plan: K and V of the heads of a pass stay in L2, heads that share the
         CHECK(made.heads_per_pass <= all);
         int const sharing = ratio / made.packed_heads;
         CHECK((made.heads_per_pass % sharing == 0));
-        std::int64_t const bytes = std::int64_t{made.heads_per_pass / sharing} * seqlen * 256 * 2;
-        std::int64_t const tiles_of_pass = made.tiles / all * made.heads_per_pass;
-        bool const needed_to_fill_the_card = tiles_of_pass - made.tiles / all * sharing < 2 * made.ctas;
-        CHECK((bytes <= (std::int64_t{30} << 20) || needed_to_fill_the_card));
+        std::int64_t const in_l2 = (std::int64_t{30} << 20) / (std::int64_t{seqlen} * 256 * 2) * sharing;
+        bool const fits = made.heads_per_pass <= std::max<std::int64_t>(in_l2, sharing);
+        if (!fits && made.tiles < 1 << 15) {
+          // What fits would leave blocks with more than their share.
+          auto const fitting = static_cast<int>(std::max<std::int64_t>(in_l2, sharing));
+          Plan const narrow = testing::plan_with(p, card(132), {.heads_per_pass = fitting});
+          CHECK(causal_imbalance(narrow, p) > causal_imbalance(made, p));
+        }
       }
     }
   }
+}
+
+TEST_CASE("tile order: the answer is a multiple of the sharing, deterministic, and balanced where that is possible") {
+  std::vector<int> causal(128);
+  for (int m = 0; m < 128; ++m) { causal[static_cast<std::size_t>(m)] = m + 2; }
+  // 8 heads of 128 causal tiles with room for one in L2: one head at a time would keep a block busy for 1.7 times the mean.
+  TileOrder const order = choose_tile_order(
+      {.sequence_heads = 8, .sharing = 1, .in_l2 = 1, .ctas = 132, .descending = true, .work = causal});
+  CHECK(order.heads_per_pass > 1);
+  CHECK(order.imbalance < 1.1);
+  TileOrder const shared = choose_tile_order(
+      {.sequence_heads = 24, .sharing = 4, .in_l2 = 6, .ctas = 132, .descending = true, .work = causal});
+  CHECK((shared.heads_per_pass % 4 == 0));
+  TileOrder const many = choose_tile_order(
+      {.sequence_heads = 1 << 20, .sharing = 2, .in_l2 = 7, .ctas = 132, .descending = false, .work = {1}});
+  CHECK(many.heads_per_pass == 6);
 }
 
 TEST_CASE("plan: causal work is even over the blocks in the cases that are measured") {
@@ -165,7 +188,9 @@ TEST_CASE("plan: causal work is even over the blocks in the cases that are measu
                        {2, 8192, 16, 128},
                        {1, 16384, 16, 128},
                        {4, 4096, 32, 64},
-                       {1, 16384, 32, 64}}) {
+                       {1, 16384, 32, 64},
+                       {4, 4096, 8, 256},
+                       {1, 16384, 8, 256}}) {
     Problem const p = problem(c.batch, c.seqlen, c.seqlen, c.heads, c.heads, c.head_dim, true);
     Plan const made = plan(p, card(132));
     CAPTURE(made.explain());
@@ -237,7 +262,7 @@ TEST_CASE("plan: problems that were not made by make_problem are still refused w
 TEST_CASE("plan_with: a forced choice replaces the plan's own and is named as forced") {
   using testing::plan_with;
   Problem const p = problem(1, 1, 1000, 8, 2, 64, true);
-  TileConfig const wide = find_tile(128, 128, MaskClass::kMasked)->tile;
+  TileConfig const wide = find_tile(128, 128, MaskClass::kMasked, 0)->tile;
   Plan const made =
       plan_with(p, card(132), {.tile = wide, .packed_heads = 1, .heads_per_pass = 3, .ctas = 5, .num_splits = 1});
   CHECK(made.tile == wide);
