@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise CannotRun(f"--peers: no {', '.join(unknown)}; there are {', '.join(PEERS)}.")
         cases = [] if options.suite in EXTRA_SUITES else suites.select(options.suite, options.filter)
         if options.list:
-            return list_cases(cases)
+            return list_cases(cases + extra_cases(options.suite))
         if not cases and options.suite not in EXTRA_SUITES:
             raise CannotRun(f"--filter {options.filter!r} leaves no case of suite {options.suite}.")
         require_gpu()
@@ -86,6 +86,14 @@ def require_gpu() -> None:
     facts = hopper_attention.info()
     if not facts["ready"]:
         raise CannotRun(f"The benchmark needs a GPU that runs the kernels: {facts['message']}")
+
+
+def extra_cases(suite: str) -> list[suites.Case]:
+    """The cases of host and io, which have tables of their own and no filter."""
+    from hopper_attention.bench import host, traffic
+
+    found = {"host": host.CASES, "io": traffic.CASES, "all": host.CASES + traffic.CASES}
+    return found.get(suite, [])
 
 
 def list_cases(cases: list[suites.Case]) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 
 from hopper_attention.bench import record
 from hopper_attention.bench.record import OURS
+from hopper_attention.bench.suites import count
 
 COLORS = {OURS: "#76b900", "fa3": "#1f5fa8", "cudnn": "#d1495b", "flash": "#8d6a9f", "triton": "#e08e0b"}
 
@@ -58,7 +59,7 @@ def prefill(report: dict[str, Any], entries: list[dict[str, Any]], path: str) ->
                 if points:
                     axis.plot(*zip(*sorted(points), strict=True), marker="o", label=name, color=COLORS.get(name))
             axis.set_title(f"head dim {head_dim}, {'causal' if causal else 'full'}")
-            axis.set_xscale("log", base=2)
+            lengths_axis(axis, {e["case"]["seqlen_q"] for e in entries})
             axis.set_ylim(bottom=0)
             axis.grid(alpha=0.3)
         axes[1][column].set_xlabel("sequence length (16k tokens in total)")
@@ -76,28 +77,37 @@ def decode(report: dict[str, Any], entries: list[dict[str, Any]], path: str) -> 
     """GB/s of K and V over context: a line for each batch and head ratio, FA3's dashed; plain one-query cases."""
     from matplotlib import pyplot
 
-    figure, axis = pyplot.subplots(figsize=(9, 6))
+    figure, axis = pyplot.subplots(figsize=(11, 6))
     lines: dict[tuple[int, int, int, int], list[dict[str, Any]]] = {}
     for entry in entries:
         case = entry["case"]
         plain = case["page_size"] == 16 and case["seqlen_q"] == 1 and not case["lengths"]
         if plain and tuple(case["window"]) == (-1, -1):
-            shape = (case["batch"], case["heads_q"], case["heads_k"], case["head_dim"])
+            shape = (case["head_dim"], case["heads_q"], case["heads_k"], case["batch"])
             lines.setdefault(shape, []).append(entry)
-    for number, (shape, chosen) in enumerate(sorted(lines.items())):
+    lines = {shape: chosen for shape, chosen in sorted(lines.items()) if len(chosen) > 1}
+    for number, (shape, chosen) in enumerate(lines.items()):
+        color = pyplot.get_cmap("tab10")(number % 10)
+        label = f"{shape[1]}/{shape[2]} heads, d{shape[0]}, batch {shape[3]}"
         for name, style in ((OURS, "-"), ("fa3", "--")):
             points = [(e["case"]["seqlen_k"], record.rate(e, name)) for e in chosen if record.rate(e, name)]
             if points:
-                label = f"{name}: batch {shape[0]}, {shape[1]}/{shape[2]} heads, d{shape[3]}"
-                axis.plot(*zip(*sorted(points), strict=True), style, marker="o", label=label, color=f"C{number % 10}")
+                text = label if name == OURS else None
+                axis.plot(*zip(*sorted(points), strict=True), style, marker="o", label=text, color=color)
+    axis.plot([], [], "--", color="black", label="FA3, same color")
     ceiling = report["ceilings"].get("read_gbs")
     if ceiling:
         axis.axhline(ceiling, color="gray", linestyle=":", label="read rate of this run")
-    axis.set_xscale("log", base=2)
+    lengths_axis(axis, {e["case"]["seqlen_k"] for chosen in lines.values() for e in chosen})
     axis.set(xlabel="keys of each sequence", ylabel="GB/s of K and V", title=f"Decode, bf16. {subtitle(report)}")
     axis.grid(alpha=0.3)
-    if axis.get_legend_handles_labels()[0]:
-        axis.legend(fontsize=7, ncols=2)
+    axis.legend(loc="center left", bbox_to_anchor=(1, 0.5))
     figure.tight_layout()
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
+
+
+def lengths_axis(axis: Any, lengths: set[int]) -> None:
+    """A logarithmic x axis with a tick for each length, as 512, 1k, 2k."""
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(sorted(lengths), [count(length) for length in sorted(lengths)])

@@ -59,6 +59,12 @@ def fraction(report: dict[str, Any], entry: dict[str, Any], name: str = OURS) ->
     return found / ceiling if ceiling and found is not None else None
 
 
+def over_floor(report: dict[str, Any], entry: dict[str, Any]) -> float | None:
+    """us beyond what K and V take at the measured read rate."""
+    us, read = time_us(entry), report["ceilings"].get("read_gbs")
+    return us - entry["kv_bytes"] / read / 1e3 if us is not None and read else None
+
+
 def speedup(entry: dict[str, Any], peer: str) -> float | None:
     """Our speed over a peer's."""
     ours, theirs = time_us(entry), time_us(entry, peer)

@@ -63,12 +63,14 @@ def suite_table(report: dict[str, Any], suite: str, entries: list[dict[str, Any]
     with_best = any(record.over_best(entry) for entry in entries)
     with_goal = any(entry["case"]["goal"] for entry in entries)
     unit = "GB/s" if decode else "TFLOP/s"
-    columns = ["case", "us", unit, "of read" if decode else "of matmul", *(f"x {peer}" for peer in peers)]
+    columns = ["case", "us", unit, "of read" if decode else "of matmul"] + ["us over floor"] * decode
+    columns += [f"x {peer}" for peer in peers]
     columns += ["x best"] * with_best + ["goal x fa3"] * with_goal + ["spread", ""]
     rows = []
     for entry in entries:
         cells = [entry["case"]["name"], number(record.time_us(entry), ".1f"), number(record.rate(entry), ".0f")]
         cells.append(number(record.fraction(report, entry)))
+        cells += [number(record.over_floor(report, entry), ".1f")] * decode
         cells += [number(record.speedup(entry, peer)) for peer in peers]
         cells += [number(record.over_best(entry))] * with_best
         cells += [number(entry["case"]["goal"] or None)] * with_goal

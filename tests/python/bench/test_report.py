@@ -1,0 +1,188 @@
+"""What follows from a report: ratios, means, tables, comparison, figures. All on made-up times."""
+
+from __future__ import annotations
+
+import builtins
+import json
+import sys
+
+import pytest
+
+from bench import made_up
+from hopper_attention.bench import compare, plots, record, suites, table
+
+
+def grid(expression: str) -> suites.Case:
+    (case,) = suites.select("prefill", expression)
+    return case
+
+
+FA3_BEST = grid("head_dim == 128 and not causal and seqlen_q == 512")
+CUDNN_BEST = grid("head_dim == 128 and causal and seqlen_q == 512")
+
+
+def test_rates():
+    case = grid("head_dim == 128 and not causal and seqlen_q == 16384")
+    entry = made_up.entry(case, ours=4000.0, fa3=5000.0)
+    assert record.rate(entry) == pytest.approx(4 * 16384**2 * 128 * 16 / 4000 / 1e6)
+    assert record.speedup(entry, "fa3") == 1.25
+    assert record.speedup(entry, "cudnn") is None
+    (case,) = suites.select("decode", "name == 'b64 4k, 32/8, d128'")
+    entry = made_up.entry(case, ours=250.0)
+    assert record.rate(entry) == pytest.approx(4295, abs=1)
+    report = made_up.report([entry])
+    assert record.fraction(report, entry) == pytest.approx(4295 / 4400, rel=1e-3)
+    assert record.over_floor(report, entry) == pytest.approx(250 - 244, abs=0.1)
+
+
+def test_best_known_is_fa3_scaled():
+    entry = made_up.entry(FA3_BEST, ours=100.0, fa3=137.3, cudnn=50.0)
+    assert record.best_known_us(entry) == pytest.approx(100.0)  # 1.373, and cuDNN is not the best there
+    assert record.over_best(entry) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(("cudnn", "expected"), [(90.0, 90.0), (110.0, 100.0)])
+def test_best_known_is_cudnns_own_time_where_it_is_the_best_and_faster(cudnn, expected):
+    entry = made_up.entry(CUDNN_BEST, ours=100.0, fa3=132.9, cudnn=cudnn)
+    assert record.best_known_us(entry) == pytest.approx(expected)
+
+
+def test_best_known_needs_fa3_and_the_grid():
+    assert record.best_known_us(made_up.entry(FA3_BEST, ours=1.0, cudnn=1.0)) is None
+    assert record.best_known_us(made_up.entry(suites.engine()[0], ours=1.0, fa3=1.0)) is None
+
+
+def test_a_wrong_answer_has_no_time():
+    entry = made_up.entry(FA3_BEST, ours=1.0, fa3=100.0)
+    entry["results"]["ours"]["check"]["passed"] = False
+    assert record.time_us(entry) is None and record.rate(entry) is None
+    assert record.speedup(entry, "fa3") is None and record.over_best(entry) is None
+    entry = made_up.entry(FA3_BEST, ours=100.0, fa3=1.0)
+    entry["results"]["fa3"]["check"]["passed"] = False
+    assert record.speedup(entry, "fa3") is None and record.peers_of([entry]) == []
+
+
+def test_geometric_mean():
+    assert record.geometric_mean([2.0, 0.5]) == pytest.approx(1.0)
+    assert record.geometric_mean([]) is None
+
+
+def test_the_table_of_a_suite():
+    entries = [made_up.entry(FA3_BEST, ours=100.0, fa3=120.0), made_up.entry(CUDNN_BEST, ours=100.0, fa3=80.0)]
+    found = table.suite_table(made_up.report(entries), "prefill", entries)
+    assert found.columns[:6] == ["case", "us", "TFLOP/s", "of matmul", "x fa3", "x best"]
+    assert found.rows[0][:2] == ["d128 full 512", "100.0"] and found.rows[0][4] == "1.20"
+    assert found.rows[0][5] == f"{1.2 / 1.373:.2f}"
+    text = "\n".join(found.notes)
+    assert "x fa3: geometric mean 0.980 over 2 cases, least 0.800 (d128 causal 512)" in text
+    assert "x best known, 512 and 1k" in text
+
+
+def test_cases_without_a_figure_say_why():
+    skipped = made_up.entry(FA3_BEST)
+    skipped.update(status="skipped", reason="head_dim: no kernel")
+    wrong = made_up.entry(CUDNN_BEST, fa3=100.0)
+    wrong.update(status="wrong", reason="elementwise 9 > 2.5")
+    found = table.suite_table(made_up.report([]), "prefill", [skipped, wrong])
+    assert [row[-1] for row in found.rows] == ["skipped: head_dim: no kernel", "wrong: elementwise 9 > 2.5"]
+    assert all(row[1] == "-" for row in found.rows)
+    assert "2 of 2 cases without a figure of ours" in found.notes
+    assert table.one_line(skipped).endswith("d128 full 512: skipped: head_dim: no kernel")
+
+
+def test_goals_and_peers_that_ran_nowhere():
+    case = suites.engine()[0]
+    assert case.goal == 1.06
+    entries = [made_up.entry(case, ours=100.0, fa3=106.1), made_up.entry(case, ours=100.0, fa3=105.9)]
+    for entry in entries:
+        entry["left_out"] = {"flash": "no kernel", "ours, dense": "for varlen cases"}
+    notes = table.suite_table(made_up.report(entries), "engine", entries).notes
+    assert "goals reached: 1 of 2" in notes and "flash nowhere: no kernel" in notes
+    assert not any("ours, dense" in note for note in notes)
+
+
+def test_scaling_is_time_for_each_pair_over_16k():
+    entries = [made_up.entry(case, ours=case.flops() * 1e-9) for case in suites.scaling()]
+    entries[0]["results"]["ours"]["us"] *= 1.1
+    notes = table.suite_table(made_up.report(entries), "scaling", entries).notes
+    ratios = [float(note.split()[-1]) for note in notes if note.startswith("time for each")]
+    assert ratios == [1.1, 1.0, 1.0, 1.0, 1.0]
+
+
+def test_plain_text_keeps_columns_in_line(capsys, monkeypatch):
+    table.show(made_up.full())
+    text = capsys.readouterr().out
+    assert "bf16 matmul 800 TFLOP/s, read 4400 GB/s, copy 4200 GB/s" in text
+    for suite in suites.SUITES:
+        assert f"{suite}: our speed" in text
+    lines = text.split("prefill: our speed")[1].splitlines()[1:38]
+    column = lines[0].index("TFLOP/s") + len("TFLOP/s")
+    assert all(line[column - 1].isdigit() and line[column] == " " for line in lines[1:])
+
+
+def test_a_terminal_without_rich_gets_plain_text(capsys, monkeypatch):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    real = builtins.__import__
+
+    def without_rich(name, *args, **given):
+        if name.startswith("rich"):
+            raise ImportError(name)
+        return real(name, *args, **given)
+
+    monkeypatch.setattr(builtins, "__import__", without_rich)
+    table.show(made_up.full())
+    assert "d256 causal 16k" in capsys.readouterr().out
+
+
+def test_rich_prints_the_same_cells(capsys, monkeypatch):
+    pytest.importorskip("rich")
+    monkeypatch.setenv("COLUMNS", "250")
+    report = made_up.full()
+    report["cases"][0]["results"]["ours"]["note"] = "[a note]"
+    assert table.print_rich(table.head(report), table.tables(report))
+    text = capsys.readouterr().out
+    assert "d256 causal 16k" in text and "x best known" in text and "[a note]" in text
+
+
+def test_comparison_is_relative_to_fa3():
+    """The card is 10 % slower in the new run; ours gained 10 % on FA3."""
+    old = made_up.report([made_up.entry(FA3_BEST, ours=100.0, fa3=100.0), made_up.entry(CUDNN_BEST, ours=100.0)])
+    new = made_up.report(
+        [made_up.entry(FA3_BEST, ours=100.0, fa3=110.0), made_up.entry(CUDNN_BEST, ours=80.0, fa3=100.0)]
+    )
+    new["cases"].append(made_up.entry(suites.engine()[0], ours=1.0))
+    found = compare.compare(old, new)
+    assert [row[-2:] for row in found.rows] == [["+10.0 %", "fa3"], ["+25.0 %", "-"]]
+    assert "relative to FA3: geometric mean +10.0 % over 1 cases" in found.notes
+    assert "by time alone: geometric mean +25.0 % over 1 cases" in found.notes
+
+
+def test_comparison_with_nothing_in_common():
+    found = compare.compare(made_up.report([]), made_up.full())
+    assert found.rows == [] and found.notes == ["the two reports have no case in common"]
+
+
+def test_a_report_survives_its_file(tmp_path):
+    report = made_up.full()
+    (tmp_path / "r.json").write_text(json.dumps(report))
+    loaded = record.load(str(tmp_path / "r.json"))
+    assert [table.plain(t) for t in table.tables(loaded)] == [table.plain(t) for t in table.tables(report)]
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": 0, "cases": []}'])
+def test_other_files_are_no_reports(tmp_path, text):
+    (tmp_path / "r.json").write_text(text)
+    with pytest.raises(ValueError, match="r.json"):
+        record.load(str(tmp_path / "r.json"))
+
+
+def test_figures(tmp_path):
+    pytest.importorskip("matplotlib")
+    report = made_up.full()
+    report["cases"][0]["results"] = {}
+    found = plots.draw(report, str(tmp_path / "figures"))
+    assert [path.rsplit("/", 1)[1] for path in found] == ["prefill.png", "decode.png"]
+    for path in found:
+        with open(path, "rb") as file:
+            assert file.read(8) == b"\x89PNG\r\n\x1a\n"
+    assert plots.draw(made_up.report([]), str(tmp_path)) == []

@@ -1,0 +1,279 @@
+"""A case from its tensors to its entry, on the CPU: the public functions run the reference there, and so does a
+stand-in for FA3. Times are made up; who is timed and who is not is what counts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from hopper_attention.bench import check, inputs, peers, run, suites, timing  # noqa: E402
+from hopper_attention.bench.suites import Case, decode_case, varlen_case  # noqa: E402
+
+FAKE_FA3 = str(pathlib.Path(__file__).parent / "fake_fa3.py")
+CASES = [
+    Case("prefill", "causal, grouped heads", 2, 65, 65, 4, 2, 64),
+    Case("prefill", "full, more keys than queries", 1, 40, 70, 4, 2, 32, causal=False),
+    Case("engine", "two head dims", 1, 40, 40, 2, 2, 48, 32),
+    Case("engine", "window and sinks", 1, 70, 70, 4, 2, 64, window=(20, 0), sinks=True),
+    Case("engine", "softcap, fp16", 1, 70, 70, 4, 2, 64, softcap=5.0, dtype="fp16"),
+    varlen_case("engine", "different lengths", (3, 40, 17), 4, 2),
+    varlen_case("varlen", "equal lengths", (30, 30), 4, 2),
+    Case("engine", "pages", 2, 9, 50, 4, 2, 64, call="varlen", page_size=16),
+    decode_case(3, 40, 4, 2),
+    decode_case(3, 40, 4, 2, page_size=0),
+    decode_case(3, 40, 4, 2, lengths=(5, 40, 21)),
+    decode_case(2, 40, 4, 2, seqlen_q=4),
+    decode_case(2, 40, 4, 2, window=(7, 0)),
+]
+VARLEN = next(case for case in CASES if case.name == "equal lengths")
+DENSE = CASES[0]
+
+
+@pytest.fixture(autouse=True)
+def few_sets(monkeypatch):
+    monkeypatch.setattr(inputs, "COLD_BYTES", 100e3)
+
+
+def made_up_times(calls, seconds):
+    """Makes every call once more, as a graph would, and says 10 us, 20 us, ..."""
+    found = timing.Measured()
+    for index, (name, one_each) in enumerate(calls.items()):
+        for call in one_each:
+            call()
+        found.samples[name] = [10.0 * (index + 1)] * 3
+    return found
+
+
+def run_on_cpu(case, names=("fa3",), extra=(), **given):
+    found = peers.implementations(list(names), "fa3.so", FAKE_FA3)
+    return run.run_case(case, [*found, *extra], device="cpu", measure=given.pop("measure", made_up_times), **given)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_every_kind_of_call_is_made_judged_and_timed(case):
+    entry = run_on_cpu(case)
+    assert entry["status"] == "ok" and entry["reason"] == ""
+    assert {"ours", "fa3"} <= set(entry["results"])
+    for name, result in entry["results"].items():
+        assert result["check"]["passed"] and result["us"] > 0 and len(result["samples"]) == 3, name
+        assert result["check"]["lse"] is not None
+    assert ("ours, no metadata" in entry["results"]) == (case.call == "varlen")
+    assert ("ours, dense" in entry["results"]) == (case is VARLEN)
+
+
+class Broken(peers.Ours):
+    """Ours with one defect."""
+
+    def __init__(self, name, defect):
+        self.name, self.defect = name, defect
+
+    def prepare(self, case, sets):
+        prepared = super().prepare(case, sets)
+        result = prepared.result
+
+        def spoiled(pair):
+            out, lse = (x.clone() for x in result(pair))
+            self.defect(out, lse)
+            return out, lse
+
+        prepared.result = spoiled
+        return prepared
+
+
+def scale_v(out, lse):
+    out.mul_(1.05)
+
+
+def stale_row(out, lse):
+    out[..., -1:, :, :] = out[..., :1, :, :]
+
+
+def not_written(out, lse):
+    out[..., 0, 0] = torch.nan
+
+
+def shifted_lse(out, lse):
+    lse += 0.01
+
+
+@pytest.mark.parametrize("defect", [scale_v, stale_row, not_written, shifted_lse])
+@pytest.mark.parametrize("case", [DENSE, VARLEN], ids=lambda case: case.name)
+def test_a_wrong_answer_of_a_peer_is_not_timed(case, defect):
+    entry = run_on_cpu(case, extra=[Broken("peer", defect)])
+    assert entry["left_out"]["peer"].startswith("wrong: ")
+    assert not entry["results"]["peer"]["check"]["passed"] and "us" not in entry["results"]["peer"]
+    assert entry["status"] == "ok" and entry["results"]["ours"]["us"] > 0
+
+
+def test_a_wrong_answer_of_ours_ends_the_case():
+    entry = run.run_case(DENSE, [Broken("ours", scale_v), peers.Ours()], device="cpu", measure=made_up_times)
+    assert entry["status"] == "wrong" and "elementwise" in entry["reason"]
+    assert "us" not in entry["results"]["ours"]
+
+
+class Raising(peers.Implementation):
+    def __init__(self, name, error):
+        self.name, self.error = name, error
+
+    def prepare(self, case, sets):
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(NotImplementedError("head_dim: no kernel"), "skipped"), (RuntimeError("launch failed\nmore"), "failed")],
+)
+def test_ours_without_a_kernel_is_skipped_and_a_failure_is_one(error, status):
+    entry = run.run_case(DENSE, [Raising("ours", error), peers.Ours()], device="cpu", measure=made_up_times)
+    assert entry["status"] == status and entry["reason"] == str(error).splitlines()[0]
+    assert entry["results"] == {}
+
+
+def test_peers_are_measured_without_ours_if_asked():
+    class Other(peers.Ours):
+        name = "peer"
+
+    missing = Raising("ours", NotImplementedError("no kernel"))
+    entry = run.run_case(DENSE, [missing, Other()], device="cpu", measure=made_up_times, without_ours=True)
+    assert entry["status"] == "skipped" and entry["results"]["peer"]["us"] == 10.0
+
+
+def test_what_cannot_be_captured_is_left_out():
+    def measure(calls, seconds):
+        found = made_up_times(calls, seconds)
+        del found.samples["fa3"]
+        found.failures["fa3"] = RuntimeError("not in a graph")
+        return found
+
+    entry = run_on_cpu(DENSE, measure=measure)
+    assert entry["left_out"]["fa3"] == "not in a graph" and entry["status"] == "ok"
+    assert "us" not in entry["results"]["fa3"]
+
+
+def test_a_case_can_name_its_peers():
+    entry = run_on_cpu(dataclasses.replace(DENSE, peers=("fa3",)), names=("flash", "fa3"))
+    assert "flash" not in entry["results"] and "fa3" in entry["results"]
+
+
+def test_sdpa_is_called_with_heads_first():
+    entry = run_on_cpu(DENSE, names=("flash",))
+    assert entry["results"]["flash"]["check"]["passed"] and entry["results"]["flash"]["check"]["lse"] is None
+
+
+def fa3_arguments(case):
+    fa3 = peers.Fa3("fa3.so", FAKE_FA3)
+    prepared = fa3.prepare(case, inputs.make(case, "cpu"))
+    prepared.calls[0]()
+    return fa3.library.SEEN[-1]
+
+
+def test_fa3_gets_its_convention():
+    """Splits up to 512 queries or with pages; metadata with pages; a window in the place of causal."""
+    long = Case("engine", "", 1, 513, 513, 1, 1, 8)
+    assert fa3_arguments(long)["num_splits"] == 1 and fa3_arguments(long)["metadata"] is None
+    assert fa3_arguments(dataclasses.replace(long, seqlen_q=512, seqlen_k=512))["num_splits"] == 0
+    paged = fa3_arguments(dataclasses.replace(long, call="varlen", page_size=16))
+    assert paged["num_splits"] == 0 and int(paged["metadata"][0]) == 16
+    assert fa3_arguments(long)["causal"] and fa3_arguments(long)["window"] == (-1, -1)
+    windowed = fa3_arguments(dataclasses.replace(long, window=(20, 0), sinks=True))
+    assert not windowed["causal"] and windowed["window"] == (20, 0)
+    assert windowed["sinks"].dtype == torch.bfloat16
+
+
+def test_fa3_is_left_out_without_a_library_and_an_error_if_it_cannot_be_loaded():
+    names = [found.name for found in peers.implementations(list(peers.PEERS), None, None)]
+    assert names == ["ours", "ours, dense", "ours, no metadata", "cudnn", "flash", "triton"]
+    with pytest.raises(OSError, match="missing.so"):
+        peers.implementations(["fa3"], "missing.so", FAKE_FA3)
+    with pytest.raises(OSError):
+        peers.implementations(["fa3"], "/no/such/fa3.so", None)
+
+
+def test_inputs_are_random_and_repeatable_and_cold():
+    case = decode_case(2, 40, 4, 2)
+    sets = inputs.make(case, "cpu")
+    assert len(sets) == -(-100_000 // case.kv_bytes()) > 1
+    tables = torch.stack([s.page_table for s in sets])
+    assert tables.unique().numel() == tables.numel() == sets[0].k.shape[0]  # no page twice
+    assert not torch.equal(sets[0].q, sets[1].q)
+    again = inputs.make(case, "cpu")
+    assert torch.equal(again[1].q, sets[1].q) and torch.equal(again[0].k, sets[0].k)
+    assert abs(float(sets[0].k.float().std()) - 1) < 0.1
+    assert inputs.number_of_sets(DENSE) == 1
+
+
+def test_every_decode_case_reads_cold_memory(monkeypatch):
+    monkeypatch.setattr(inputs, "COLD_BYTES", 250e6)
+    for case in suites.decode():
+        sets = inputs.number_of_sets(case)
+        assert sets * case.kv_bytes() >= 200e6, case.name
+        held = sets * max(case.k_lengths) * case.batch * case.heads_k * (case.head_dim + case.dv) * 2
+        assert held <= 75e9, case.name
+
+
+def test_sequences_are_found_in_every_layout():
+    for case in (VARLEN, *(c for c in CASES if c.call == "cache")):
+        (first, *_) = inputs.make(case, "cpu")
+        for index, length in enumerate(case.k_lengths):
+            k, v = inputs.sequence_kv(case, first, index)
+            assert k.shape == (length, 2, 128) and v.shape == (length, 2, 128)
+    paged = next(c for c in CASES if c.page_size and c.call == "cache")
+    (first, *_) = inputs.make(paged, "cpu")
+    k, _ = inputs.sequence_kv(paged, first, 1)
+    assert torch.equal(k[17], first.k[int(first.page_table[1, 1]), 1])
+
+
+def test_sampled_rows_have_both_ends():
+    assert check.sampled(5, 8, 0) == [0, 1, 2, 3, 4]
+    found = check.sampled(1000, 16, 0)
+    assert len(found) == 16 and found[0] == 0 and found[-1] == 999 and found == sorted(found)
+
+
+def test_slices_rounds_and_orders():
+    assert timing.repeats_for(2000.0) == 1 and timing.repeats_for(10.0) == 200
+    assert timing.rounds_for(10_000.0, 0.4) == 40 and timing.rounds_for(1e6, 0.4) == timing.FEWEST_ROUNDS
+    names = ["a", "b", "c"]
+    orders = [timing.rotated(names, turn) for turn in range(6)]
+    assert all(sorted(order) == names for order in orders)
+    assert sorted(order[0] for order in orders) == ["a", "a", "b", "b", "c", "c"]
+    assert len({tuple(order) for order in orders}) == 6
+    assert timing.spread([1.0]) == 0.0 and timing.spread([9.0, 10.0, 11.0]) == pytest.approx(0.1)
+
+
+class FakeReplay:
+    """Takes 7 us the first time a graph of it is timed, then 5 us for each call of `slow`, 1 us of others."""
+
+    started: list[str] = []
+
+    def __init__(self, calls, repeat=1):
+        self.names = [call() for call in calls]
+        if "bad" in self.names:
+            raise RuntimeError("cannot be captured")
+        self.count = len(calls) * repeat
+        self.us = 5.0 if "slow" in self.names else 1.0
+
+    def time(self):
+        return self.us
+
+    def start(self):
+        self.started.append(self.names[0])
+        return lambda: 7.0 if len(self.started) <= 2 else self.us
+
+
+def test_rounds_are_interleaved_and_the_first_does_not_count(monkeypatch):
+    monkeypatch.setattr(timing, "Replay", FakeReplay)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(FakeReplay, "started", [])
+    calls = {"slow": [lambda: "slow"], "bad": [lambda: "bad"], "fast": [lambda: "fast", lambda: "fast"]}
+    found = timing.measure(calls, 0.02)
+    rounds = int(0.02e6 / (2000 + 2000))
+    assert found.samples == {"slow": [5.0] * rounds, "fast": [1.0] * rounds}
+    assert str(found.failures["bad"]) == "cannot be captured"
+    pairs = [tuple(FakeReplay.started[i : i + 2]) for i in range(0, len(FakeReplay.started), 2)]
+    assert len(pairs) == rounds + 1 and {frozenset(pair) for pair in pairs} == {frozenset(("slow", "fast"))}
+    assert {pairs[0], pairs[1]} == {("slow", "fast"), ("fast", "slow")}
