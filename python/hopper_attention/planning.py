@@ -123,8 +123,9 @@ def support_matrix() -> list[dict[str, Any]]:
     """The head dims that have kernels. A dict for each (dtype, mask class, tile): dtype, masked, head_dims, tile,
     built.
 
-    head_dims are those for which this tile is chosen, with head_dim_v = head_dim. Lengths, batch, head ratio, causal,
-    window, chunk, softcap and sinks are free for each. Needs no GPU.
+    head_dims are those for which this tile is chosen at 1,024 queries and keys, with head_dim_v = head_dim; other lengths
+    may get another tile of the same head dims. Lengths, batch, head ratio, causal, window, chunk, softcap and sinks are
+    free for each. Needs no GPU.
     """
     rows: list[dict[str, Any]] = []
     for dtype in _DTYPES:

@@ -62,7 +62,8 @@ def test_equal_tiles_are_equal():
 
 def test_smaller_head_dims_run_in_the_next_size():
     assert plan(head_dim=8).tile == plan(head_dim=64).tile
-    assert plan(head_dim=72).tile == plan(head_dim=128).tile
+    assert plan(head_dim=72).tile == plan(head_dim=96).tile
+    assert plan(head_dim=104).tile == plan(head_dim=128).tile
     assert plan(head_dim=64, head_dim_v=128).tile == plan(head_dim=128).tile
 
 
@@ -150,11 +151,12 @@ def test_support_matrix_agrees_with_plans():
     assert {row["dtype"] for row in rows} == {"bfloat16", "float16"}
     covered = {(row["dtype"], row["masked"], d) for row in rows for d in row["head_dims"]}
     assert {
-        (dtype, masked, d) for dtype in ("bfloat16", "float16") for masked in (False, True) for d in (8, 64, 128)
+        (dtype, masked, d) for dtype in ("bfloat16", "float16") for masked in (False, True) for d in (8, 64, 128, 256)
     } <= covered
     for row in rows:
         for head_dim in row["head_dims"]:
-            found = plan(dtype=row["dtype"], causal=row["masked"], head_dim=head_dim)
+            lengths = {"max_seqlen_q": 1024, "max_seqlen_k": 1024}
+            found = plan(dtype=row["dtype"], causal=row["masked"], head_dim=head_dim, **lengths)
             assert found.tile == row["tile"]
             assert supported(dtype=row["dtype"], causal=row["masked"], head_dim=head_dim)[0] == row["built"]
 
