@@ -1,0 +1,148 @@
+// Attention from C++: fill Arguments, check, plan, explain; run if there is a GPU. CMakeLists.txt says how to build it.
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <iostream>
+#include <string>
+#include <vector>
+
+#include "hopper_attention/forward.h"
+
+#if defined(WITH_CUDA_RUNTIME)
+#include <cuda_runtime_api.h>
+#endif
+
+namespace ha = hopper_attention;
+
+namespace {
+
+constexpr std::int64_t kBatch = 1, kQueries = 1000, kKeys = 3000, kHeadsQ = 16, kHeadsK = 4, kHeadDim = 128;
+constexpr std::uint16_t kOne = 0x3f80;  // 1.0 as bf16
+
+// A contiguous tensor on device 0.
+ha::Tensor tensor(void* data, ha::DataType dtype, std::vector<std::int64_t> const& shape) {
+  ha::Tensor t{.data = data, .dtype = dtype, .device = 0, .rank = static_cast<int>(shape.size())};
+  std::int64_t stride = 1;
+  for (int i = t.rank - 1; i >= 0; --i) {
+    t.shape[i] = shape[i];
+    t.stride[i] = stride;
+    stride *= shape[i];
+  }
+  return t;
+}
+
+ha::Arguments arguments(void* q, void* k, void* v, void* out, void* lse) {
+  using enum ha::DataType;
+  ha::Arguments args;
+  args.q = tensor(q, kBFloat16, {kBatch, kQueries, kHeadsQ, kHeadDim});
+  args.k = tensor(k, kBFloat16, {kBatch, kKeys, kHeadsK, kHeadDim});
+  args.v = tensor(v, kBFloat16, {kBatch, kKeys, kHeadsK, kHeadDim});
+  args.out = tensor(out, kBFloat16, {kBatch, kQueries, kHeadsQ, kHeadDim});
+  args.softmax_lse = tensor(lse, kFloat32, {kBatch, kHeadsQ, kQueries});
+  args.causal = true;
+  return args;
+}
+
+// Nothing here reads the tensors, so addresses that only look like device memory will do.
+void plan_without_gpu() {
+  auto const address = [](std::uintptr_t gigabytes) { return reinterpret_cast<void*>(gigabytes << 30); };
+  ha::Arguments args = arguments(address(1), address(2), address(3), address(4), address(5));
+  std::cout << ha::plan(ha::validate(args), ha::device_info("H100")).explain() << '\n';
+
+  args.k.shape[2] = args.v.shape[2] = 3;
+  try {
+    ha::validate(args);
+  } catch (ha::InvalidArgument const& error) { std::cout << "3 heads of k are refused: " << error.what() << '\n'; }
+}
+
+#if defined(WITH_CUDA_RUNTIME)
+void check(cudaError_t error) {
+  if (error != cudaSuccess) { throw ha::CudaError(cudaGetErrorString(error)); }
+}
+
+template <class T>
+class DeviceArray {
+ public:
+  explicit DeviceArray(std::vector<T> const& values) : bytes_(values.size() * sizeof(T)) {
+    check(cudaMalloc(&data_, bytes_));
+    check(cudaMemcpy(data_, values.data(), bytes_, cudaMemcpyHostToDevice));
+  }
+  ~DeviceArray() { cudaFree(data_); }
+  DeviceArray(DeviceArray const&) = delete;
+  DeviceArray& operator=(DeviceArray const&) = delete;
+
+  void* data() const { return data_; }
+  std::vector<T> on_host() const {
+    std::vector<T> values(bytes_ / sizeof(T));
+    check(cudaMemcpy(values.data(), data_, bytes_, cudaMemcpyDeviceToHost));
+    return values;
+  }
+
+ private:
+  void* data_ = nullptr;
+  std::size_t bytes_;
+};
+
+float from_bfloat16(std::uint16_t bits) {
+  std::uint32_t const wide = static_cast<std::uint32_t>(bits) << 16;
+  float value;
+  static_assert(sizeof(value) == sizeof(wide));
+  __builtin_memcpy(&value, &wide, sizeof(value));
+  return value;
+}
+
+// Queries of zeros weigh all visible keys alike: out is the mean of the values, LSE the logarithm of their number.
+bool run_on_gpu() {
+  std::vector<std::uint16_t> values(kKeys * kHeadsK * kHeadDim, 0);
+  std::fill(values.begin(), values.begin() + kKeys / 2 * kHeadsK * kHeadDim, kOne);
+  DeviceArray<std::uint16_t> const q(std::vector<std::uint16_t>(kQueries * kHeadsQ * kHeadDim, 0));
+  DeviceArray<std::uint16_t> const k(std::vector<std::uint16_t>(kKeys * kHeadsK * kHeadDim, kOne));
+  DeviceArray<std::uint16_t> const v(values);
+  DeviceArray<std::uint16_t> const out(std::vector<std::uint16_t>(kQueries * kHeadsQ * kHeadDim));
+  DeviceArray<float> const lse(std::vector<float>(kHeadsQ * kQueries));
+
+  cudaStream_t stream;
+  check(cudaStreamCreate(&stream));
+  ha::forward(arguments(q.data(), k.data(), v.data(), out.data(), lse.data()), stream);
+  check(cudaStreamSynchronize(stream));
+  check(cudaStreamDestroy(stream));
+
+  std::vector<std::uint16_t> const means = out.on_host();
+  std::vector<float> const logs = lse.on_host();
+  float out_error = 0.0F;
+  float lse_error = 0.0F;
+  for (std::int64_t head = 0; head < kHeadsQ; ++head) {
+    for (std::int64_t i = 0; i < kQueries; ++i) {
+      auto const visible = static_cast<float>(i + 1 + kKeys - kQueries);
+      float const mean = from_bfloat16(means[(i * kHeadsQ + head) * kHeadDim]);
+      out_error = std::fmax(out_error, std::fabs(mean - static_cast<float>(kKeys / 2) / visible));
+      lse_error = std::fmax(lse_error, std::fabs(logs[head * kQueries + i] - std::log(visible)));
+    }
+  }
+  std::cout << "on the GPU: error of out " << out_error << ", of the log-sum-exp " << lse_error << '\n';
+  return out_error < 1.0F / 256 && lse_error < 2e-4F;
+}
+
+// Why nothing can be run on a GPU here; empty if it can.
+std::string why_not() {
+  if (ha::built_kernels().empty()) { return "this build of hopper_attention has no kernels"; }
+  try {
+    ha::require_supported_device(0);
+  } catch (ha::CudaError const& error) { return error.what(); }
+  return {};
+}
+#else
+std::string why_not() { return "this example was compiled without the CUDA runtime"; }
+bool run_on_gpu() { return false; }
+#endif
+
+}  // namespace
+
+int main() {
+  plan_without_gpu();
+  if (std::string const reason = why_not(); !reason.empty()) {
+    std::cout << "nothing was run on a GPU: " << reason << '\n';
+    return 0;
+  }
+  return run_on_gpu() ? 0 : 1;
+}
