@@ -102,7 +102,8 @@ def test_cpp(tmp_path):
     cmake = shutil.which("cmake")
     if cmake is None or shutil.which("c++") is None:
         pytest.skip("cmake and a C++ compiler are needed")
-    run(cmake, "-S", EXAMPLES / "cpp", "-B", tmp_path, f"-DCMAKE_PREFIX_PATH={prefix}", "-DCMAKE_BUILD_TYPE=Release")
+    generator = ["-G", "Ninja"] if shutil.which("ninja") else []
+    run(cmake, *generator, "-S", EXAMPLES / "cpp", "-B", tmp_path, f"-DCMAKE_PREFIX_PATH={prefix}")
     run(cmake, "--build", tmp_path)
     output = run(tmp_path / "attention")
     assert "plan: prefill kernel, bf16" in output and "3 heads of k are refused: " in output
