@@ -104,7 +104,8 @@ LoadParams load_params(Plan const& plan, Problem const& problem, Arguments const
   return load;
 }
 
-EpilogueParams epilogue_params(Plan const& plan, Problem const& problem, Arguments const& args, Packing const& packing) {
+EpilogueParams epilogue_params(Plan const& plan, Problem const& problem, Arguments const& args,
+                               Packing const& packing) {
   Tensor const& out = args.out;
   EpilogueParams epilogue{};
   epilogue.out_by_tma = fits_tma(out);
@@ -131,7 +132,8 @@ PrefillParams prefill_params(Plan const& plan, Problem const& problem, Arguments
       .load = load_params(plan, problem, args, packing),
       .epilogue = epilogue_params(plan, problem, args, packing),
       .scheduler = make_scheduler_params(problem.batch, problem.heads_q / plan.packed_heads,
-                                         ceil_div(problem.seqlen_q, queries_per_tile), plan.heads_per_pass, longest_last, plan.ctas),
+                                         ceil_div(problem.seqlen_q, queries_per_tile), plan.heads_per_pass,
+                                         longest_last, plan.ctas),
       .softmax = softmax_params(problem),
       .packing = packing,
       .mask = problem.mask,

@@ -19,7 +19,7 @@ using testing::ForcedPlan;
 
 constexpr int kElementBytes = 2;
 constexpr int kWarpgroupThreads = 128;
-constexpr double kL2Share = 0.6;  // of L2 for K and V; the rest for Q, O and what other blocks still read
+constexpr double kL2Share = 0.6;   // of L2 for K and V; the rest for Q, O and what other blocks still read
 constexpr int kBlocksPerTile = 1;  // what starting and ending a tile costs, in key blocks
 constexpr std::int64_t kMaxTiles = std::int64_t{1} << 30;  // the scheduler counts in int
 
@@ -159,7 +159,8 @@ class Planner {
       because("tile", plan_.tile, ": forced");
     } else {
       plan_.tile = row->tile;
-      because("tile", plan_.tile, ", for ", masked ? "a mask" : "full attention", " and ", keys, " keys a query: ", row->why);
+      because("tile", plan_.tile, ", for ", masked ? "a mask" : "full attention", " and ", keys,
+              " keys a query: ", row->why);
     }
     plan_.threads = (plan_.tile.rows / kSlabRows + 1) * kWarpgroupThreads;
   }

@@ -16,7 +16,8 @@ EncodeFunction encode_function() {
   static EncodeFunction const function = [] {
     void* entry = nullptr;
     cudaDriverEntryPointQueryResult found{};
-    cudaError_t const error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault, &found);
+    cudaError_t const error =
+        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault, &found);
     if (error != cudaSuccess || found != cudaDriverEntryPointSuccess) {
       throw CudaError("the driver has no cuTensorMapEncodeTiled: a driver for CUDA 12 or later is needed");
     }
@@ -39,15 +40,15 @@ CUtensorMap make_tensor_map(DataType dtype, void* data, TensorMapShape const& sh
   CUtensorMapDataType const type =
       dtype == DataType::kBFloat16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
   CUtensorMapSwizzle const swizzle = shape.box[0] == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B;
-  CUresult const result =
-      encode_function()(&map, type, shape.rank, data, shape.extent.data(), stride_bytes.data(), shape.box.data(),
-                        element_strides.data(), CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                        CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  CUresult const result = encode_function()(
+      &map, type, shape.rank, data, shape.extent.data(), stride_bytes.data(), shape.box.data(), element_strides.data(),
+      CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS) {
-    std::string text = "the driver refused a tensor map (error " + std::to_string(result) + "): extents, strides in bytes, box:";
+    std::string text =
+        "the driver refused a tensor map (error " + std::to_string(result) + "): extents, strides in bytes, box:";
     for (int i = 0; i < shape.rank; ++i) {
-      text += " (" + std::to_string(shape.extent[i]) + ", " + std::to_string(i == 0 ? kElementBytes : stride_bytes[i - 1]) + ", " +
-              std::to_string(shape.box[i]) + ")";
+      text += " (" + std::to_string(shape.extent[i]) + ", " +
+              std::to_string(i == 0 ? kElementBytes : stride_bytes[i - 1]) + ", " + std::to_string(shape.box[i]) + ")";
     }
     throw CudaError(text);
   }

@@ -9,7 +9,8 @@ namespace hopper_attention {
 namespace {
 
 constexpr std::int64_t kTilesToCompute = 1 << 15;
-constexpr double kCostOfLeavingL2 = 0.02;  // for each doubling beyond it, as a share of the time; measured: 2 % from 4 to 8 heads at 16k
+constexpr double kCostOfLeavingL2 =
+    0.02;  // for each doubling beyond it, as a share of the time; measured: 2 % from 4 to 8 heads at 16k
 
 double imbalance(TileOrderProblem const& problem, int heads_per_pass) {
   int const m_blocks = static_cast<int>(problem.work.size());

@@ -12,16 +12,17 @@ struct TileOrder {
 };
 
 struct TileOrderProblem {
-  int sequence_heads;      // batch * head groups
-  int sharing;             // head groups that read the same K and V; the answer is a multiple
-  int in_l2;               // head groups whose K and V fit in L2
+  int sequence_heads;  // batch * head groups
+  int sharing;         // head groups that read the same K and V; the answer is a multiple
+  int in_l2;           // head groups whose K and V fit in L2
   int ctas;
-  bool descending;         // as in make_scheduler_params()
-  std::vector<int> work;   // of the tile of each query block, in any unit
+  bool descending;        // as in make_scheduler_params()
+  std::vector<int> work;  // of the tile of each query block, in any unit
 };
 
-// Tries the widths around `in_l2` against the schedule itself (tile_at(), static over the blocks). A width that does not fit in L2
-// is worth taking only for a better balance. Problems of very many tiles are balanced at any width and are not computed.
+// Tries the widths around `in_l2` against the schedule itself (tile_at(), static over the blocks). A width that does
+// not fit in L2 is worth taking only for a better balance. Problems of very many tiles are balanced at any width and
+// are not computed.
 TileOrder choose_tile_order(TileOrderProblem const& problem);
 
 }  // namespace hopper_attention

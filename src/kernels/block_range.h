@@ -1,15 +1,16 @@
-// Which key blocks a tile visits, and which of them need no mask. Derived from visible() alone, on the host and on the device.
+// Which key blocks a tile visits, and which of them need no mask. Derived from visible() alone, on the host and on the
+// device.
 #pragma once
 
 #include "kernels/interval_mask.h"
 
 namespace hopper_attention {
 
-// Block n holds keys [origin + n * keys, origin + (n + 1) * keys). A tile visits [begin, end) from the right; every row of the
-// tile sees all keys of the blocks [full_begin, full_end).
+// Block n holds keys [origin + n * keys, origin + (n + 1) * keys). A tile visits [begin, end) from the right; every row
+// of the tile sees all keys of the blocks [full_begin, full_end).
 struct BlockRange {
-  int origin;        // key at which block 0 starts: the first key that the tile sees, so that a window costs no extra block
-  int begin;         // always 0
+  int origin;  // key at which block 0 starts: the first key that the tile sees, so that a window costs no extra block
+  int begin;   // always 0
   int full_begin;
   int full_end;
   int end;
@@ -20,7 +21,8 @@ struct BlockRange {
 };
 
 // The range of the rows [first_row, last_row], both existing queries of the sequence.
-HA_HOST_DEVICE constexpr BlockRange block_range(MaskParams const& mask, int first_row, int last_row, SeqlenQK len, int block) {
+HA_HOST_DEVICE constexpr BlockRange block_range(MaskParams const& mask, int first_row, int last_row, SeqlenQK len,
+                                                int block) {
   KeyInterval const first = visible(mask, first_row, len);
   KeyInterval const last = visible(mask, last_row, len);
   KeyInterval const seen{first.begin, last.end};

@@ -4,8 +4,8 @@
 #include "kernels/cute.h"
 
 #include "kernels/params.h"
-#include "kernels/scores.h"
 #include "kernels/softmax.h"
+#include "kernels/thread_rows.h"
 #include "kernels/tile_work.h"
 #include "kernels/turns.h"
 
@@ -17,9 +17,14 @@ using namespace cute;
 __device__ __forceinline__ float sink_log2(EpilogueParams const& params, int head) {
   float sink = 0.0F;
   switch (params.sinks_type) {
-    case DataType::kBFloat16: sink = static_cast<cutlass::bfloat16_t const*>(params.sinks)[head]; break;
-    case DataType::kFloat16: sink = static_cast<cutlass::half_t const*>(params.sinks)[head]; break;
-    default: sink = static_cast<float const*>(params.sinks)[head];
+    case DataType::kBFloat16:
+      sink = static_cast<cutlass::bfloat16_t const*>(params.sinks)[head];
+      break;
+    case DataType::kFloat16:
+      sink = static_cast<cutlass::half_t const*>(params.sinks)[head];
+      break;
+    default:
+      sink = static_cast<float const*>(params.sinks)[head];
   }
   return sink * kLog2e;
 }
@@ -89,15 +94,17 @@ struct CollectiveEpilogue {
       if (params.epilogue.sinks != nullptr && id.exists) {
         float const sink = sink_log2(params.epilogue, id.head);
         float const top = fmaxf(exponent, sink);
-        float const shrink = top == -INFINITY ? 0.0F : exp2_approx(exponent - top);
-        sum = sum * shrink + (top == -INFINITY ? 0.0F : exp2_approx(sink - top));
+        float const shrink =
+            top == -INFINITY ? 0.0F : exp2f(exponent - top);  // exact also where the sink leaves next to nothing
+        sum = sum * shrink + (top == -INFINITY ? 0.0F : exp2f(sink - top));
         scale = empty ? 0.0F : shrink / sum;
         exponent = top;
       }
       CUTE_UNROLL
       for (int c = 0; c < size<1>(output); ++c) { output(r, c) = empty ? 0.0F : output(r, c) * scale; }
       if (params.epilogue.lse != nullptr && id.exists && rows.column == 0) {
-        int64_t const row = (static_cast<int64_t>(work.tile.batch) * params.epilogue.heads_q + id.head) * params.len.q + id.query;
+        int64_t const row =
+            (static_cast<int64_t>(work.tile.batch) * params.epilogue.heads_q + id.head) * params.len.q + id.query;
         params.epilogue.lse[row] = exponent == -INFINITY ? -INFINITY : (exponent + log2f(sum)) * kLn2;
       }
     }
@@ -122,7 +129,8 @@ struct CollectiveEpilogue {
       int const query = work.queries.first + warpgroup * work.queries_per_slab;
       CUTE_UNROLL
       for (int c = 0; c < Traits::kHeadDimV; c += Traits::kSlabColumnsV) {
-        SM90_TMA_STORE_5D::copy(&params.epilogue.out, slab + c * kSlabRows, c, 0, query, work.tile.head, work.tile.batch);
+        SM90_TMA_STORE_5D::copy(&params.epilogue.out, slab + c * kSlabRows, c, 0, query, work.tile.head,
+                                work.tile.batch);
       }
       tma_store_arrive();
     }

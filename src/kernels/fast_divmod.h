@@ -7,8 +7,8 @@
 
 namespace hopper_attention {
 
-// Exact for 0 <= n < 2^31 and 1 <= divisor < 2^31. Source: Granlund and Montgomery, "Division by invariant integers using
-// multiplication", 1994, with a 64-bit multiplier so that no correction step is needed.
+// Exact for 0 <= n < 2^31 and 1 <= divisor < 2^31. Source: Granlund and Montgomery, "Division by invariant integers
+// using multiplication", 1994, with a 64-bit multiplier so that no correction step is needed.
 struct FastDivmod {
   int divisor = 1;
   std::uint32_t shift = 0;

@@ -18,8 +18,8 @@ struct KeyInterval {
   HA_HOST_DEVICE constexpr bool empty() const { return begin >= end; }
 };
 
-// Keys [begin, end) that query `row` may see. Causal, window, chunk and the end of the sequence are all such intervals; both
-// ends never decrease with the row. An empty interval has begin == end.
+// Keys [begin, end) that query `row` may see. Causal, window, chunk and the end of the sequence are all such intervals;
+// both ends never decrease with the row. An empty interval has begin == end.
 HA_HOST_DEVICE constexpr KeyInterval visible(MaskParams const& mask, int row, SeqlenQK len) {
   int const diagonal = row + len.k - len.q;  // the last query sees the last key
   int begin = mask.left == kUnlimited ? 0 : diagonal - mask.left;

@@ -31,10 +31,11 @@ __device__ __forceinline__ void gemm_async(Mma& mma, A const& a, B const& b, C& 
   warpgroup_fence_operand(c);
 }
 
-// What a block needs between S and the softmax. Kinds are types and not branches: a branch while WGMMAs are in flight makes ptxas
-// wait for them first, and the softmax would not run under O += P V (0.90 of FlashAttention-3's speed instead of 1.0).
+// What a block needs between S and the softmax. Kinds are types and not branches: a branch while WGMMAs are in flight
+// makes ptxas wait for them first, and the softmax would not run under O += P V (0.90 of FlashAttention-3's speed
+// instead of 1.0).
 enum class BlockKind {
-  kPlain,   // every row sees every key
+  kPlain,  // every row sees every key
   kMasked,
   kCapped,  // softcap, then the mask
 };
@@ -60,13 +61,13 @@ struct CollectiveMainloop {
   }
 
   // Accumulates tOrO (64 x head_dim_v, unscaled) and the softmax state over the key blocks of `work`, right to left.
-  // `release_q` is called as soon as Q is not needed any more.
-  template <class Output, class ReleaseQ>
+  // `after_scores` is called as soon as Q is not needed any more.
+  template <class Output, class AfterScores>
   __device__ __forceinline__ void mma(TileWork const& work, State& read, OnlineSoftmax& softmax, Output& tOrO,
-                                      ReleaseQ release_q) const {
-    cute::Tensor sQ = make_tensor(make_smem_ptr(shared.q[warpgroup]), typename Traits::LayoutQ{});    // (64, D)
-    cute::Tensor sK = make_tensor(make_smem_ptr(shared.ring[0]), typename Traits::LayoutK{});         // (keys, D, slots)
-    cute::Tensor sVt = make_tensor(make_smem_ptr(shared.ring[0]), typename Traits::LayoutVt{});       // (Dv, keys, slots)
+                                      AfterScores after_scores) const {
+    cute::Tensor sQ = make_tensor(make_smem_ptr(shared.q[warpgroup]), typename Traits::LayoutQ{});  // (64, D)
+    cute::Tensor sK = make_tensor(make_smem_ptr(shared.ring[0]), typename Traits::LayoutK{});       // (keys, D, slots)
+    cute::Tensor sVt = make_tensor(make_smem_ptr(shared.ring[0]), typename Traits::LayoutVt{});     // (Dv, keys, slots)
 
     typename Traits::MmaQk mma_qk;
     typename Traits::MmaPv mma_pv;
@@ -77,14 +78,16 @@ struct CollectiveMainloop {
     cute::Tensor tOrV = thread_pv.partition_fragment_B(sVt);  // (MMA, 1, keys / 16, slots)
 
     cute::Tensor tSrS = partition_fragment_C(mma_qk, Shape<Int<kSlabRows>, Int<Traits::kKeys>>{});  // (MMA, 1, 1)
-    cute::Tensor tOrP = make_tensor<Element>(operand_view(tSrS).layout());                         // (8, 1, keys / 16)
+    cute::Tensor tOrP = make_tensor<Element>(operand_view(tSrS).layout());                          // (8, 1, keys / 16)
 
     ThreadRows const rows(thread, work.queries.first + warpgroup * work.queries_per_slab);
 
     // Scores of block n -> row maxima.
     auto const update_max = [&](int n, auto kind, ThreadKeys const& keys) __attribute__((always_inline)) {
       if constexpr (kind == BlockKind::kCapped) { apply_softcap(tSrS, params.softmax.softcap_inner); }
-      if constexpr (kind != BlockKind::kPlain) { apply_mask(tSrS, keys, work.first_key(n, Traits::kKeys) + rows.column); }
+      if constexpr (kind != BlockKind::kPlain) {
+        apply_mask(tSrS, keys, work.first_key(n, Traits::kKeys) + rows.column);
+      }
       softmax.update_max(tSrS, bool_constant<kind != BlockKind::kPlain>{});
     };
     auto const convert = [&]() __attribute__((always_inline)) {
@@ -145,15 +148,15 @@ struct CollectiveMainloop {
     if (params.softmax.softcap_inner == 0.0F) {
       start(n, Kind<BlockKind::kMasked>{});
       --n;
-      for (; n >= range.full_end; --n) { step(n, Kind<BlockKind::kMasked>{}); }    // right edge
+      for (; n >= range.full_end; --n) { step(n, Kind<BlockKind::kMasked>{}); }   // right edge
       for (; n >= range.full_begin; --n) { step(n, Kind<BlockKind::kPlain>{}); }  // no mask
-      for (; n >= range.begin; --n) { step(n, Kind<BlockKind::kMasked>{}); }       // left edge
+      for (; n >= range.begin; --n) { step(n, Kind<BlockKind::kMasked>{}); }      // left edge
     } else {
       start(n, Kind<BlockKind::kCapped>{});
       for (--n; n >= range.begin; --n) { step(n, Kind<BlockKind::kCapped>{}); }
     }
 
-    release_q();
+    after_scores();
     if constexpr (Traits::kRescaleBeforePv) { softmax.rescale_output(tOrO); }
     wait(read);
     gemm_async<GMMA::ScaleOut::One>(mma_pv, tOrP, tOrV(_, _, _, read.slot), tOrO);

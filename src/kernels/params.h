@@ -30,7 +30,7 @@ struct EpilogueParams {
   CUtensorMap out;  // as q, with Dv; used when out_by_tma
   void* out_pointer;
   std::int64_t out_stride_batch, out_stride_row, out_stride_head;  // elements
-  float* lse;  // (B, Hq, Sq) or nullptr
+  float* lse;                                                      // (B, Hq, Sq) or nullptr
   void const* sinks;
   DataType sinks_type;
   int heads_q;

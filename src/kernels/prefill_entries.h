@@ -19,8 +19,9 @@ constexpr DataType data_type_of() {
 template <class Element, TileConfig kTile>
 KernelEntry prefill_entry() {
   using Traits = PrefillTraits<Element, kTile>;
-  return {KernelFamily::kPrefill, data_type_of<Element>(),        kTile,
-          reinterpret_cast<void const*>(&prefill_kernel<Traits>), Traits::kThreads, Traits::kSharedBytes};
+  return {
+      KernelFamily::kPrefill, data_type_of<Element>(), kTile, reinterpret_cast<void const*>(&prefill_kernel<Traits>),
+      Traits::kThreads,       Traits::kSharedBytes};
 }
 
 // The different tiles of a head dim; two mask classes may share one.

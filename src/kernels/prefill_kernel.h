@@ -51,7 +51,6 @@ __device__ __forceinline__ void produce(PrefillParams const& params, typename Tr
   } else if (warp == ProducerWarp::kQueries && leader) {
     uint32_t phase = 0;
     for_each_tile<Traits>(params, [&](TileWork const& work) {
-      if (work.range.empty()) { return; }
       loader.load_queries(work, phase);
       phase ^= 1;
     });
@@ -79,24 +78,26 @@ __device__ __forceinline__ void consume(PrefillParams const& params, typename Tr
   for_each_tile<Traits>(params, [&](TileWork const& work) __attribute__((always_inline)) {
     OnlineSoftmax softmax(params.softmax.scale_log2);
     cute::Tensor tOrO = partition_fragment_C(typename Traits::MmaPv{}, Shape<Int<kSlabRows>, Int<Traits::kHeadDimV>>{});
-    bool const has_keys = !work.range.empty();
     auto const release_q = [&]() {
       sync_warpgroup(warpgroup);
       if (thread == 0) { arrive_barrier(shared.q_empty[warpgroup]); }
     };
-    if (has_keys) {
-      wait_barrier(shared.q_full[warpgroup], q_phase);
-      q_phase ^= 1;
-      mainloop.mma(work, read, softmax, tOrO, [&]() {
-        if constexpr (Traits::kOwnOutputBuffer) { release_q(); }
-      });
+    auto const after_scores = [&]() {
+      if constexpr (Traits::kOwnOutputBuffer) { release_q(); }
+    };
+    // Also for a tile without keys: where O takes the place of Q, the slab must be this tile's.
+    wait_barrier(shared.q_full[warpgroup], q_phase);
+    q_phase ^= 1;
+    if (!work.range.empty()) {
+      mainloop.mma(work, read, softmax, tOrO, after_scores);
     } else {
       clear(tOrO);
+      after_scores();
     }
     epilogue.store(work, softmax, tOrO);
     if constexpr (!Traits::kOwnOutputBuffer) {
       epilogue.wait_stores();
-      if (has_keys) { release_q(); }
+      release_q();
     }
   });
   epilogue.wait_stores();

@@ -5,30 +5,12 @@
 
 #include "kernels/block_range.h"
 #include "kernels/softmax.h"
-#include "kernels/tile_geometry.h"
+#include "kernels/thread_rows.h"
 
 namespace hopper_attention {
 
-// Where a consumer thread's scores lie: its queries, and its first column in a block.
-struct ThreadRows {
-  int slab_row;     // of its first row; the second is 8 below
-  int first_query;  // of the slab
-  int column;
-
-  __device__ __forceinline__ ThreadRows(int thread, int first_query_) : first_query(first_query_) {
-    int const lane = thread % 32;
-    slab_row = thread / 32 * 16 + lane / 4;
-    column = lane % 4 * 2;
-  }
-
-  __device__ __forceinline__ int row(int r) const { return slab_row + 8 * r; }
-  __device__ __forceinline__ int query(Packing const& packing, int r) const {
-    return first_query + packing.heads.quotient(row(r));
-  }
-};
-
-// scores -> tanh(scores * inner), to be scaled by softcap with the softmax. 1 - 2 / (exp(2x) + 1) has an absolute error of 1e-7,
-// where tanh.approx has 5e-4, which the LSE would show.
+// scores -> tanh(scores * inner), to be scaled by softcap with the softmax. 1 - 2 / (exp(2x) + 1) has an absolute error
+// of 1e-7, where tanh.approx has 5e-4, which the LSE would show.
 template <class Scores>
 __device__ __forceinline__ void apply_softcap(Scores& scores, float inner) {
   float const exponent = 2.0F * kLog2e * inner;
@@ -38,17 +20,20 @@ __device__ __forceinline__ void apply_softcap(Scores& scores, float inner) {
   }
 }
 
-// The keys that each row of a thread sees. Taken before WGMMAs are issued: ptxas moves the wait for them in front of any branch.
+// The keys that each row of a thread sees. Taken before WGMMAs are issued: ptxas moves the wait for them in front of
+// any branch.
 struct ThreadKeys {
   KeyInterval row[kRowsPerThread];
 
-  __device__ __forceinline__ ThreadKeys(MaskParams const& mask, SeqlenQK len, Packing const& packing, ThreadRows const& thread) {
+  __device__ __forceinline__ ThreadKeys(MaskParams const& mask, SeqlenQK len, Packing const& packing,
+                                        ThreadRows const& thread) {
     CUTE_UNROLL
     for (int r = 0; r < kRowsPerThread; ++r) { row[r] = visible(mask, thread.query(packing, r), len); }
   }
 };
 
-// Scores of keys outside the row's interval become -inf, whatever they were. `first_key` is the key of the thread's first column.
+// Scores of keys outside the row's interval become -inf, whatever they were. `first_key` is the key of the thread's
+// first column.
 template <class Scores>
 __device__ __forceinline__ void apply_mask(Scores& scores, ThreadKeys const& keys, int first_key) {
   auto rows = rows_view(scores);

@@ -1,7 +1,7 @@
 // Online softmax of the two rows that a thread holds in a WGMMA accumulator.
 //
-// Source of the method: Milakov and Gimelshein 2018 (online normalizer), Dao 2023 (FlashAttention-2: unscaled accumulator),
-// with the scale folded into exponents of 2 and the row sum reduced over the quad once, at the end.
+// Source of the method: Milakov and Gimelshein 2018 (online normalizer), Dao 2023 (FlashAttention-2: unscaled
+// accumulator), with the scale folded into exponents of 2 and the row sum reduced over the quad once, at the end.
 #pragma once
 
 #include "kernels/cute.h"
@@ -37,15 +37,17 @@ __device__ __forceinline__ auto rows_view(Accumulator& acc) {
 template <class Accumulator>
 __device__ __forceinline__ auto operand_view(Accumulator& acc) {
   constexpr int kSteps = decltype(size(acc))::value / 8;
-  return make_tensor(acc.data(), Layout<Shape<Shape<_2, _2, _2>, _1, Int<kSteps>>, Stride<Stride<_1, _2, _4>, _0, _8>>{});
+  return make_tensor(acc.data(),
+                     Layout<Shape<Shape<_2, _2, _2>, _1, Int<kSteps>>, Stride<Stride<_1, _2, _4>, _0, _8>>{});
 }
 
 struct OnlineSoftmax {
-  float scale_log2;                   // scores -> exponents of 2
-  float row_max[kRowsPerThread];      // of the scores, unscaled
-  float row_sum[kRowsPerThread];      // of this thread's columns
-  float offset[kRowsPerThread];       // the maximum as an exponent of 2; 0 for a row that has seen no key, so that it gives 0, not NaN
-  float rescale[kRowsPerThread];      // by how much the last update shrank O
+  float scale_log2;               // scores -> exponents of 2
+  float row_max[kRowsPerThread];  // of the scores, unscaled
+  float row_sum[kRowsPerThread];  // of this thread's columns
+  float offset[kRowsPerThread];   // the maximum as an exponent of 2; 0 for a row that has seen no key, so that it gives
+                                  // 0, not NaN
+  float rescale[kRowsPerThread];  // by how much the last update shrank O
 
   __device__ __forceinline__ explicit OnlineSoftmax(float scale_log2_) : scale_log2(scale_log2_) {
     CUTE_UNROLL
@@ -88,8 +90,8 @@ struct OnlineSoftmax {
     }
   }
 
-  // Ends a basic block once the probabilities of row r are computed; the branch is never taken. ptxas moves a wait for WGMMAs up
-  // to the first stall of its basic block, and the exponentials would not run under O += P V.
+  // Ends a basic block once the probabilities of row r are computed; the branch is never taken. ptxas moves a wait for
+  // WGMMAs up to the first stall of its basic block, and the exponentials would not run under O += P V.
   __device__ __forceinline__ void finish_row(int r) const {
     if (row_sum[r] < 0.0F) { __nanosleep(0); }
   }

@@ -1,5 +1,5 @@
-// The tile of every kernel: the only place where tile sizes stand. The planner chooses from this table and the kernels are
-// instantiated from it.
+// The tile of every kernel: the only place where tile sizes stand. The planner chooses from this table and the kernels
+// are instantiated from it.
 #pragma once
 
 #include <array>
@@ -18,18 +18,24 @@ struct TileRow {
   char const* why;
 };
 
-// For each head dim and mask class rows by ascending from_keys, the first of them 0. Figures: speed over FlashAttention-3's varlen
-// build, bf16, 16k tokens, H200, this tile against the other one in the table (docs/performance-notes.md).
+// For each head dim and mask class rows by ascending from_keys, the first of them 0. Figures: speed over
+// FlashAttention-3's varlen build, bf16, 16k tokens, H200, this tile against the other one in the table
+// (docs/performance-notes.md).
 inline constexpr std::array kTiles{
-    TileRow{MaskClass::kFull, 0, {192, 128, 64, 64, 8}, "three warpgroups hide the exponentials of d 64: 1.29 / 1.20 at 1k"},
+    TileRow{MaskClass::kFull,
+            0,
+            {192, 128, 64, 64, 8},
+            "three warpgroups hide the exponentials of d 64: 1.29 / 1.20 at 1k"},
     TileRow{MaskClass::kMasked, 0, {128, 128, 64, 64, 8}, "short and square, little is cut off: 1.36 / 1.27 at 1k"},
-    TileRow{MaskClass::kMasked, 1024, {192, 128, 64, 64, 8}, "three warpgroups hide the exponentials: 1.14 / 1.07 at 4k"},
+    TileRow{
+        MaskClass::kMasked, 1024, {192, 128, 64, 64, 8}, "three warpgroups hide the exponentials: 1.14 / 1.07 at 4k"},
     TileRow{MaskClass::kFull, 0, {128, 128, 96, 96, 6}, "short: 1.20 / 1.14 at 512"},
     TileRow{MaskClass::kFull, 2048, {192, 96, 96, 96, 6}, "three warpgroups: 1.00 / 0.94 at 4k"},
     TileRow{MaskClass::kMasked, 0, {128, 128, 96, 96, 6}, "square: 1.54 / 1.38 at 1k, 1.12 / 1.11 at 4k"},
     TileRow{MaskClass::kFull, 0, {128, 128, 128, 128, 5}, "O has its own buffer: 1.18 / 1.08 at 512"},
     TileRow{MaskClass::kFull, 4096, {128, 176, 128, 128, 4}, "fewer, wider blocks: 1.02 / 0.95 at 16k"},
-    TileRow{MaskClass::kMasked, 0, {128, 128, 128, 128, 5}, "square, a causal tile wastes half a block: 1.15 / 0.96 at 1k"},
+    TileRow{
+        MaskClass::kMasked, 0, {128, 128, 128, 128, 5}, "square, a causal tile wastes half a block: 1.15 / 0.96 at 1k"},
     TileRow{MaskClass::kMasked, 4096, {128, 176, 128, 128, 4}, "fewer, wider blocks: 1.05 / 0.99 at 16k"},
     TileRow{MaskClass::kFull, 0, {128, 112, 192, 128, 4}, "the widest that fits in shared memory"},
     TileRow{MaskClass::kMasked, 0, {128, 112, 192, 128, 4}, "the widest that fits in shared memory"},
@@ -39,7 +45,8 @@ inline constexpr std::array kTiles{
     TileRow{MaskClass::kMasked, 0, {128, 80, 256, 256, 4}, "the widest that fits in shared memory"},
 };
 
-// The row for `keys` visible keys on average, of the smallest head dims that hold (head_dim, head_dim_v); nullptr if none does.
+// The row for `keys` visible keys on average, of the smallest head dims that hold (head_dim, head_dim_v); nullptr if
+// none does.
 constexpr TileRow const* find_tile(int head_dim, int head_dim_v, MaskClass mask, int keys) {
   TileRow const* best = nullptr;
   for (TileRow const& row : kTiles) {

@@ -1,7 +1,7 @@
-// How tiles lie in shared memory and which rows of the problem they hold: what the host's tensor maps and the kernels agree on.
+// How tiles lie in shared memory and which rows of the problem they hold: what the host's tensor maps and the kernels
+// agree on.
 #pragma once
 
-#include "kernels/block_range.h"
 #include "kernels/fast_divmod.h"
 #include "kernels/host_device.h"
 

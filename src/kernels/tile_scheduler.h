@@ -1,4 +1,5 @@
-// The ordered list of tiles and which CTA computes which of them. Every item follows from its index: no counter, no memory.
+// The ordered list of tiles and which CTA computes which of them. Every item follows from its index: no counter, no
+// memory.
 #pragma once
 
 #include "kernels/fast_divmod.h"
@@ -7,8 +8,8 @@
 namespace hopper_attention {
 
 struct Tile {
-  int m;      // query block
-  int head;   // group of packed query heads
+  int m;     // query block
+  int head;  // group of packed query heads
   int batch;
 };
 
@@ -16,8 +17,8 @@ struct SchedulerParams {
   int tiles = 0;
   int ctas = 0;
   int m_blocks = 0;
-  int sequence_heads = 0;  // batch * head groups
-  int heads_per_pass = 0;  // of sequence_heads, how many run together so that their K and V stay in L2
+  int sequence_heads = 0;   // batch * head groups
+  int heads_per_pass = 0;   // of sequence_heads, how many run together so that their K and V stay in L2
   bool descending = false;  // end with the first query blocks: the shortest when the mask is causal
   bool turn_odd = false;    // which passes run the other way, so that the last one runs as `descending` says
   FastDivmod tiles_per_pass;
@@ -26,8 +27,8 @@ struct SchedulerParams {
   FastDivmod heads;
 };
 
-inline SchedulerParams make_scheduler_params(int batch, int head_groups, int m_blocks, int heads_per_pass, bool descending,
-                                             int ctas) {
+inline SchedulerParams make_scheduler_params(int batch, int head_groups, int m_blocks, int heads_per_pass,
+                                             bool descending, int ctas) {
   SchedulerParams p;
   p.sequence_heads = batch * head_groups;
   p.tiles = p.sequence_heads * m_blocks;
@@ -45,10 +46,11 @@ inline SchedulerParams make_scheduler_params(int batch, int head_groups, int m_b
   return p;
 }
 
-// Item `index` of the list: pass by pass, in a pass query block by query block, in a query block head by head. Passes alternate in
-// direction, so that the length of the tiles changes slowly along the whole list. If every pass began with the longest tiles, passes
-// of about two rounds would hand all of these to the same CTAs: the busiest one had 1.2 times the mean work in a causal call of 16k
-// tokens on 132 SMs and 1.7 times with head dim 256 at 4k; it is at most 1.08 times so.
+// Item `index` of the list: pass by pass, in a pass query block by query block, in a query block head by head. Passes
+// alternate in direction, so that the length of the tiles changes slowly along the whole list. If every pass began with
+// the longest tiles, passes of about two rounds would hand all of these to the same CTAs: the busiest one had 1.2 times
+// the mean work in a causal call of 16k tokens on 132 SMs and 1.7 times with head dim 256 at 4k; it is at most 1.08
+// times so.
 HA_HOST_DEVICE constexpr Tile tile_at(SchedulerParams const& p, int index) {
   int const pass = p.tiles_per_pass.quotient(index);
   int const in_pass = index - pass * p.tiles_per_pass.divisor;
@@ -61,7 +63,8 @@ HA_HOST_DEVICE constexpr Tile tile_at(SchedulerParams const& p, int index) {
   return {from_end ? p.m_blocks - 1 - m : m, sequence_head - batch * p.heads.divisor, batch};
 }
 
-// The items of one CTA. Rounds alternate in direction, so that with descending work every CTA gets about the same amount.
+// The items of one CTA. Rounds alternate in direction, so that with descending work every CTA gets about the same
+// amount.
 class TileScheduler {
  public:
   HA_HOST_DEVICE constexpr TileScheduler(SchedulerParams const& params, int cta) : params_(params), cta_(cta) {}

@@ -1,6 +1,7 @@
 // What one tile has to do. Every warp derives it by the same function, so that all agree on how many blocks there are.
 #pragma once
 
+#include "kernels/block_range.h"
 #include "kernels/params.h"
 
 namespace hopper_attention {

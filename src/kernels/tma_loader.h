@@ -33,8 +33,8 @@ struct TmaLoader {
       int const query = work.queries.first + w * work.queries_per_slab;
       CUTE_UNROLL
       for (int c = 0; c < Traits::kHeadDim; c += Traits::kSlabColumns) {
-        SM90_TMA_LOAD_5D::copy(&params.q, &shared.q_full[w], kStream, shared.q[w] + c * kSlabRows, c, 0, query, work.tile.head,
-                               work.tile.batch);
+        SM90_TMA_LOAD_5D::copy(&params.q, &shared.q_full[w], kStream, shared.q[w] + c * kSlabRows, c, 0, query,
+                               work.tile.head, work.tile.batch);
       }
     }
   }
@@ -54,8 +54,8 @@ struct TmaLoader {
     ++write;
   }
 
-  // Zeroes the rows of V outside the keys that the tile sees: their probabilities are 0, but 0 x NaN is NaN. Called by one warp,
-  // which walks the ring beside the loading warp.
+  // Zeroes the rows of V outside the keys that the tile sees: their probabilities are 0, but 0 x NaN is NaN. Called by
+  // one warp, which walks the ring beside the loading warp.
   __device__ __forceinline__ void hide_values(TileWork const& work, State& read, uint32_t& landed_phases) const {
     BlockRange const& range = work.range;
     ++read;  // K of the last block
@@ -102,7 +102,8 @@ struct TmaLoader {
     }
   }
 
-  // Rows [begin, end) of a block of V. The swizzle permutes 16-byte pieces within a row, so a row of zeros stays in place.
+  // Rows [begin, end) of a block of V. The swizzle permutes 16-byte pieces within a row, so a row of zeros stays in
+  // place.
   __device__ __forceinline__ void zero_rows(Element* block, int begin, int end) const {
     constexpr int kPieces = Traits::kSlabColumnsV * sizeof(Element) / 16;
     for (int c = 0; c < Traits::kHeadDimV; c += Traits::kSlabColumnsV) {

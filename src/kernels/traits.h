@@ -29,13 +29,14 @@ struct PrefillTraits {
   static constexpr int kConsumerRegisters = kConsumerWarpgroups == 3 ? 160 : kConsumerWarpgroups == 2 ? 232 : 224;
   static constexpr int kProducerRegisters = kConsumerWarpgroups == 3 ? 32 : 40;
 
-  // While one warpgroup computes exponentials, the other one multiplies: with wide heads the accumulators leave no time to hide.
+  // While one warpgroup computes exponentials, the other one multiplies: with wide heads the accumulators leave no time
+  // to hide.
   static constexpr bool kPingPong = kConsumerWarpgroups >= 2 && kHeadDim <= 128;
   // O is rescaled after S is issued instead of after O += P V is done: with wide heads there is more of it to hide.
   static constexpr bool kRescaleBeforePv = kHeadDim > 128;
 
-  // How many of a thread's two rows of exponentials fit under O += P V; the others hide the rescaling of O and the rounding of P.
-  // Figures in docs/performance-notes.md.
+  // How many of a thread's two rows of exponentials fit under O += P V; the others hide the rescaling of O and the
+  // rounding of P. Figures in docs/performance-notes.md.
   static constexpr int kRowsUnderPv = kHeadDimV <= 64 ? 0 : kHeadDimV <= 128 ? 1 : 2;
 
   template <int kColumns>
@@ -61,8 +62,8 @@ struct PrefillTraits {
   using LayoutO = decltype(tile_to_shape(AtomK<kSlabColumnsV>{}, Shape<Int<kSlabRows>, Int<kHeadDimV>>{}));
   using LayoutK = decltype(with_slots(tile_to_shape(AtomK<kSlabColumns>{}, Shape<Int<kKeys>, Int<kHeadDim>>{})));
   // V as the second operand of P V: (head_dim_v, keys), keys first within a column slab, as TMA writes it.
-  using LayoutVt = decltype(with_slots(
-      tile_to_shape(AtomMn<kSlabColumnsV>{}, Shape<Int<kHeadDimV>, Int<kKeys>>{}, Step<_2, _1>{})));
+  using LayoutVt =
+      decltype(with_slots(tile_to_shape(AtomMn<kSlabColumnsV>{}, Shape<Int<kHeadDimV>, Int<kKeys>>{}, Step<_2, _1>{})));
 
   static constexpr int kSlabElementsQ = kSlabRows * kHeadDim;
   static constexpr int kSlabElementsO = kSlabRows * kHeadDimV;
@@ -73,9 +74,9 @@ struct PrefillTraits {
   static constexpr int kSharedLimit = 227 * 1024;
   static constexpr int kBarrierBytes = 1024;
   // With a buffer of its own, O is stored under the next tile; without, it takes the place of Q.
-  static constexpr bool kOwnOutputBuffer =
-      kConsumerWarpgroups * (kBytesQ + kSlabElementsO * int(sizeof(Element))) + kStages * kSlotElements * int(sizeof(Element)) +
-          kBarrierBytes <= kSharedLimit;
+  static constexpr bool kOwnOutputBuffer = kConsumerWarpgroups * (kBytesQ + kSlabElementsO * int(sizeof(Element))) +
+                                               kStages * kSlotElements * int(sizeof(Element)) + kBarrierBytes <=
+                                           kSharedLimit;
 
   struct SharedStorage {
     alignas(1024) Element ring[kStages][kSlotElements];

@@ -1,4 +1,5 @@
-// Ping-pong: consumer warpgroups take turns at the tensor cores, so that one multiplies while another computes exponentials.
+// Ping-pong: consumer warpgroups take turns at the tensor cores, so that one multiplies while another computes
+// exponentials.
 #pragma once
 
 #include "kernels/cute.h"
@@ -23,9 +24,7 @@ struct Turns {
   }
 
   __device__ __forceinline__ void wait() const {
-    if constexpr (Traits::kPingPong) {
-      cutlass::arch::NamedBarrier::sync(kThreads, kTurnBarrier + warpgroup);
-    }
+    if constexpr (Traits::kPingPong) { cutlass::arch::NamedBarrier::sync(kThreads, kTurnBarrier + warpgroup); }
   }
 
   __device__ __forceinline__ void pass() const {
@@ -34,7 +33,6 @@ struct Turns {
       cutlass::arch::NamedBarrier::arrive(kThreads, kTurnBarrier + next);
     }
   }
-
 };
 
 // All threads of one consumer warpgroup.

@@ -1,5 +1,5 @@
-// S = Q K^T for block sizes that CuTe has no instruction for unless all of its extra shapes are compiled, which costs every file half
-// a minute (CUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED).
+// S = Q K^T for block sizes that CuTe has no instruction for unless all of its extra shapes are compiled, which costs
+// every file half a minute (CUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED).
 #pragma once
 
 #include "kernels/cute.h"
@@ -11,15 +11,16 @@ template <class Element, int kColumns>
 struct WgmmaSs {};
 
 // Accumulator registers by eights, as names in the instruction and as operands.
-#define HA_NAMES_40                                                                                          \
+#define HA_NAMES_40                                                                                            \
   "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28," \
   "%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39"
 #define HA_NAMES_56 HA_NAMES_40 ",%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55"
-#define HA_NAMES_80                                                                                 \
-  HA_NAMES_56 ",%56,%57,%58,%59,%60,%61,%62,%63,%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76," \
-              "%77,%78,%79"
+#define HA_NAMES_80                                                                       \
+  HA_NAMES_56                                                                             \
+  ",%56,%57,%58,%59,%60,%61,%62,%63,%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76," \
+  "%77,%78,%79"
 #define HA_NAMES_88 HA_NAMES_80 ",%80,%81,%82,%83,%84,%85,%86,%87"
-#define HA_EIGHT(i)                                                                                        \
+#define HA_EIGHT(i)                                                                                           \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
       "+f"(d[i + 7])
 #define HA_OPERANDS_40 HA_EIGHT(0), HA_EIGHT(8), HA_EIGHT(16), HA_EIGHT(24), HA_EIGHT(32)
@@ -28,16 +29,15 @@ struct WgmmaSs {};
 #define HA_OPERANDS_88 HA_OPERANDS_80, HA_EIGHT(80)
 
 // kRegisters = columns / 2; A, B and P are the numbers of the operands that follow the accumulator.
-#define HA_WGMMA(kElement, kType, kColumns, kRegisters, A, B, P)                                                       \
-  template <>                                                                                                          \
-  struct WgmmaSs<kElement, kColumns> {                                                                                 \
-    CUTE_DEVICE static void fma(uint64_t a, uint64_t b, float* d, GMMA::ScaleOut accumulate) {                         \
-      asm volatile(                                                                                                    \
-          "{ .reg .pred p; setp.ne.b32 p, %" #P ", 0; wgmma.mma_async.sync.aligned.m64n" #kColumns "k16.f32." kType    \
-          "." kType " {" HA_NAMES_##kRegisters "}, %" #A ", %" #B ", p, 1, 1, 0, 0; }"                                 \
-          : HA_OPERANDS_##kRegisters                                                                                   \
-          : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));                                                        \
-    }                                                                                                                  \
+#define HA_WGMMA(kElement, kType, kColumns, kRegisters, A, B, P)                                                 \
+  template <>                                                                                                    \
+  struct WgmmaSs<kElement, kColumns> {                                                                           \
+    CUTE_DEVICE static void fma(uint64_t a, uint64_t b, float* d, GMMA::ScaleOut accumulate) {                   \
+      asm volatile("{ .reg .pred p; setp.ne.b32 p, %" #P ", 0; wgmma.mma_async.sync.aligned.m64n" #kColumns      \
+                   "k16.f32." kType "." kType " {" HA_NAMES_##kRegisters "}, %" #A ", %" #B ", p, 1, 1, 0, 0; }" \
+                   : HA_OPERANDS_##kRegisters                                                                    \
+                   : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));                                         \
+    }                                                                                                            \
   };
 HA_WGMMA(cutlass::bfloat16_t, "bf16", 80, 40, 40, 41, 42)
 HA_WGMMA(cutlass::half_t, "f16", 80, 40, 40, 41, 42)

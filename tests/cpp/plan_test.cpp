@@ -76,7 +76,8 @@ TEST_CASE("plan: the tile comes from the table, by head dims and mask class") {
   for (int const head_dim : {8, 64, 72, 128}) {
     for (bool const causal : {false, true}) {
       Plan const made = plan(problem(1, 512, 512, 4, 4, head_dim, causal), card(132));
-      TileRow const* row = find_tile(head_dim, head_dim, causal ? MaskClass::kMasked : MaskClass::kFull, causal ? 256 : 512);
+      TileRow const* row =
+          find_tile(head_dim, head_dim, causal ? MaskClass::kMasked : MaskClass::kFull, causal ? 256 : 512);
       REQUIRE(row != nullptr);
       CHECK(made.tile == row->tile);
       CHECK(made.threads == (row->tile.rows / 64 + 1) * 128);
@@ -164,7 +165,8 @@ TEST_CASE("plan: heads that share K and V stay together; L2 is left only where t
 TEST_CASE("tile order: the answer is a multiple of the sharing, deterministic, and balanced where that is possible") {
   std::vector<int> causal(128);
   for (int m = 0; m < 128; ++m) { causal[static_cast<std::size_t>(m)] = m + 2; }
-  // 8 heads of 128 causal tiles with room for one in L2: one head at a time would keep a block busy for 1.7 times the mean.
+  // 8 heads of 128 causal tiles with room for one in L2: one head at a time would keep a block busy for 1.7 times the
+  // mean.
   TileOrder const order = choose_tile_order(
       {.sequence_heads = 8, .sharing = 1, .in_l2 = 1, .ctas = 132, .descending = true, .work = causal});
   CHECK(order.heads_per_pass > 1);

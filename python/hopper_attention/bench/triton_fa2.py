@@ -133,7 +133,7 @@ def attention(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """q (B, Sq, Hq, D), k and v (B, Sk, Hk, D), last stride 1 -> out like q, lse (B, Hq, Sq) float32, natural log.
 
-    A query that sees no key gives 0 and -inf. tile (rows, keys) replaces the search for the fastest. Raises
+    A query that sees no key gives 0 and -inf. tile (rows, keys), one of CHOICES, replaces the search for the fastest. Raises
     NotImplementedError for other head dims than 64, 128, 256.
     """
     batch, seqlen_q, heads, head_dim = q.shape
@@ -147,8 +147,9 @@ def attention(
     arguments = (q, k, v, out, lse, scale * math.log2(math.e), *strides)
     lengths = (heads, heads // k.shape[2], seqlen_q, k.shape[1], head_dim)
     if tile is not None:
-        grid = (triton.cdiv(seqlen_q, tile[0]), batch * heads)
-        forward_kernel[grid](*arguments, *lengths, M=tile[0], N=tile[1], CAUSAL=causal)
+        rows, keys, warps, stages = next(choice for choice in CHOICES[head_dim] if choice[:2] == tile)
+        grid = (triton.cdiv(seqlen_q, rows), batch * heads)
+        forward_kernel[grid](*arguments, *lengths, M=rows, N=keys, CAUSAL=causal, num_warps=warps, num_stages=stages)
         return out, lse
     tuned_kernel[lambda meta: (triton.cdiv(seqlen_q, meta["M"]), batch * heads)](*arguments, *lengths, CAUSAL=causal)
     return out, lse

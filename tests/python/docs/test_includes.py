@@ -22,8 +22,6 @@ BINDINGS = sorted([*(ROOT / "python/bindings").glob("*.h"), *(ROOT / "python/bin
 
 POLICIES = ["interval_mask.h", "tile_scheduler.h", "tma_loader.h", "epilogue.h"]
 ABOVE_POLICIES = ["mainloop.h", "prefill_kernel.h", "prefill_entries.h"]
-# What docs/architecture.md names as outside the rule: ThreadRows, beside the code that applies the mask.
-EPILOGUE_EXCEPTION = "scores.h"
 DATA = ["params.h", "tile_work.h"]
 
 
@@ -129,17 +127,10 @@ def test_the_mainloop_knows_neither_loader_nor_epilogue():
 
 
 def test_loader_and_epilogue_reach_mask_and_scheduler_as_data_only():
-    """Through params.h and tile_work.h, and for the epilogue through the one exception that the page names."""
+    """Through params.h and tile_work.h."""
     for policy in ("tma_loader.h", "epilogue.h"):
-        for target in names(set(includes(kernel(policy))[1])) - set(DATA) - {EPILOGUE_EXCEPTION, "tile_geometry.h"}:
+        for target in names(set(includes(kernel(policy))[1])) - set(DATA):
             assert names(closure(kernel(target))[1]).isdisjoint({"interval_mask.h", "tile_scheduler.h"}), target
-
-
-def test_the_exception_is_still_one():
-    assert EPILOGUE_EXCEPTION in names(set(includes(kernel("epilogue.h"))[1]))
-    assert (
-        EPILOGUE_EXCEPTION in (ROOT / "docs/architecture.md").read_text(encoding="utf-8").split("outside that rule")[1]
-    )
 
 
 def imported_modules(file: Path) -> set[str]:
