@@ -33,6 +33,7 @@ template <class Traits>
 struct CollectiveEpilogue {
   using Element = typename Traits::Element;
   using SharedStorage = typename Traits::SharedStorage;
+  using Softmax = typename Traits::Softmax;
 
   PrefillParams const& params;
   SharedStorage& shared;
@@ -41,7 +42,7 @@ struct CollectiveEpilogue {
 
   // Divides by the row sums and writes out and LSE. The slab of `work` must not be read by the producers any more.
   template <class Output>
-  __device__ __forceinline__ void store(TileWork const& work, OnlineSoftmax& softmax, Output& tOrO) const {
+  __device__ __forceinline__ void store(TileWork const& work, Softmax& softmax, Output& tOrO) const {
     ThreadRows const rows(thread, work.queries.first + warpgroup * work.queries_per_slab);
     finalize(work, rows, softmax, tOrO);
 
@@ -79,7 +80,7 @@ struct CollectiveEpilogue {
 
   // A row that saw no key gives 0 and LSE -inf, with a sink 0 and the sink.
   template <class Output>
-  __device__ __forceinline__ void finalize(TileWork const& work, ThreadRows const& rows, OnlineSoftmax& softmax,
+  __device__ __forceinline__ void finalize(TileWork const& work, ThreadRows const& rows, Softmax& softmax,
                                            Output& tOrO) const {
     auto output = rows_view(tOrO);
     CUTE_UNROLL
@@ -88,7 +89,7 @@ struct CollectiveEpilogue {
       sum += __shfl_xor_sync(0xffffffff, sum, 1);
       sum += __shfl_xor_sync(0xffffffff, sum, 2);
       bool const empty = softmax.row_max[r] == -INFINITY;
-      float exponent = empty ? -INFINITY : softmax.row_max[r] * softmax.scale_log2;  // the LSE is exponent + log2(sum)
+      float exponent = empty ? -INFINITY : softmax.exponent(r);  // the LSE is exponent + log2(sum)
       RowIdentity const id = identify(work, rows, r);
       float scale = empty ? 0.0F : 1.0F / sum;
       if (params.epilogue.sinks != nullptr && id.exists) {

@@ -46,6 +46,7 @@ template <class Traits>
 struct CollectiveMainloop {
   using Element = typename Traits::Element;
   using SharedStorage = typename Traits::SharedStorage;
+  using Softmax = typename Traits::Softmax;
   using State = RingState<Traits::kStages>;
 
   PrefillParams const& params;
@@ -63,7 +64,7 @@ struct CollectiveMainloop {
   // Accumulates tOrO (64 x head_dim_v, unscaled) and the softmax state over the key blocks of `work`, right to left.
   // `after_scores` is called as soon as Q is not needed any more.
   template <class Output, class AfterScores>
-  __device__ __forceinline__ void mma(TileWork const& work, State& read, OnlineSoftmax& softmax, Output& tOrO,
+  __device__ __forceinline__ void mma(TileWork const& work, State& read, Softmax& softmax, Output& tOrO,
                                       AfterScores after_scores) const {
     cute::Tensor sQ = make_tensor(make_smem_ptr(shared.q[warpgroup]), typename Traits::LayoutQ{});  // (64, D)
     cute::Tensor sK = make_tensor(make_smem_ptr(shared.ring[0]), typename Traits::LayoutK{});       // (keys, D, slots)

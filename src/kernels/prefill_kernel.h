@@ -76,7 +76,7 @@ __device__ __forceinline__ void consume(PrefillParams const& params, typename Tr
   uint32_t q_phase = 0;
 
   for_each_tile<Traits>(params, [&](TileWork const& work) __attribute__((always_inline)) {
-    OnlineSoftmax softmax(params.softmax.scale_log2);
+    typename Traits::Softmax softmax(params.softmax.scale_log2);
     cute::Tensor tOrO = partition_fragment_C(typename Traits::MmaPv{}, Shape<Int<kSlabRows>, Int<Traits::kHeadDimV>>{});
     auto const release_q = [&]() {
       sync_warpgroup(warpgroup);

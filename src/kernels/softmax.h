@@ -41,12 +41,14 @@ __device__ __forceinline__ auto operand_view(Accumulator& acc) {
                      Layout<Shape<Shape<_2, _2, _2>, _1, Int<kSteps>>, Stride<Stride<_1, _2, _4>, _0, _8>>{});
 }
 
+// kHeadroom: probabilities are held as 2^kHeadroom times their value, sums and O likewise, until the division at the
+// end.
+template <int kHeadroom>
 struct OnlineSoftmax {
   float scale_log2;               // scores -> exponents of 2
   float row_max[kRowsPerThread];  // of the scores, unscaled
   float row_sum[kRowsPerThread];  // of this thread's columns
-  float offset[kRowsPerThread];   // the maximum as an exponent of 2; 0 for a row that has seen no key, so that it gives
-                                  // 0, not NaN
+  float offset[kRowsPerThread];   // exponent of 2 that becomes 1; 0 for a row that has seen no key: it gives 0, not NaN
   float rescale[kRowsPerThread];  // by how much the last update shrank O
 
   __device__ __forceinline__ explicit OnlineSoftmax(float scale_log2_) : scale_log2(scale_log2_) {
@@ -59,6 +61,9 @@ struct OnlineSoftmax {
     }
   }
 
+  // The log2 of what row_sum and O are to be multiplied by.
+  __device__ __forceinline__ float exponent(int r) const { return row_max[r] * scale_log2 - kHeadroom; }
+
   // Takes a block of scores into the row maxima. `may_be_empty`: a row may have seen no key yet.
   template <class Scores, class MayBeEmpty>
   __device__ __forceinline__ void update_max(Scores const& scores, MayBeEmpty may_be_empty) {
@@ -70,8 +75,8 @@ struct OnlineSoftmax {
       for (int c = 0; c < size<1>(rows); ++c) { row_max[r] = fmaxf(row_max[r], rows(r, c)); }
       row_max[r] = fmaxf(row_max[r], __shfl_xor_sync(0xffffffff, row_max[r], 1));
       row_max[r] = fmaxf(row_max[r], __shfl_xor_sync(0xffffffff, row_max[r], 2));
-      offset[r] = may_be_empty && row_max[r] == -INFINITY ? 0.0F : row_max[r] * scale_log2;
-      rescale[r] = exp2_approx(before * scale_log2 - offset[r]);
+      offset[r] = may_be_empty && row_max[r] == -INFINITY ? 0.0F : exponent(r);
+      rescale[r] = exp2_approx(before * scale_log2 - kHeadroom - offset[r]);
       row_sum[r] *= rescale[r];
     }
   }

@@ -4,6 +4,7 @@
 #include "kernels/cute.h"
 
 #include "hopper_attention/types.h"
+#include "kernels/softmax.h"
 #include "kernels/tile_geometry.h"
 #include "kernels/wgmma_shapes.h"
 
@@ -34,6 +35,10 @@ struct PrefillTraits {
   static constexpr bool kPingPong = kConsumerWarpgroups >= 2 && kHeadDim <= 128;
   // O is rescaled after S is issued instead of after O += P V is done: with wide heads there is more of it to hide.
   static constexpr bool kRescaleBeforePv = kHeadDim > 128;
+
+  // fp16 has no normal numbers below 2^-14: without headroom, small probabilities beside a large one would lose their
+  // digits. The largest becomes 2^15, half of what fp16 holds. bf16 has the range of fp32.
+  using Softmax = OnlineSoftmax<is_same_v<Element, cutlass::half_t> ? 15 : 0>;
 
   // How many of a thread's two rows of exponentials fit under O += P V; the others hide the rescaling of O and the
   // rounding of P. Figures in docs/performance-notes.md.
