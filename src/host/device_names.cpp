@@ -12,14 +12,15 @@ namespace {
 struct Card {
   char const* name;
   int sm_count;
+  int l2_mebibytes;
 };
 
-// SM counts from NVIDIA's data sheets. All are taken to have the L2 of the H100, 50 MB: the card itself is asked when
-// it is there.
+// SM counts from NVIDIA's data sheets; L2 as an H200 reports it, for the others that of the H100's data sheet. The card
+// itself is asked when it is there.
 constexpr std::array kCards{
-    Card{"H100", 132}, Card{"H100 NVL", 132}, Card{"H100 PCIe", 114}, Card{"H200", 132}, Card{"H20", 78},
+    Card{"H100", 132, 50}, Card{"H100 NVL", 132, 50}, Card{"H100 PCIe", 114, 50},
+    Card{"H200", 132, 60}, Card{"H20", 78, 50},
 };
-constexpr std::int64_t kL2Bytes = std::int64_t{50} << 20;
 
 std::string known_names() {
   std::string text;
@@ -32,7 +33,11 @@ std::string known_names() {
 DeviceInfo device_info(std::string const& name) {
   for (Card const& card : kCards) {
     if (name == card.name) {
-      return {.name = name, .sm_count = card.sm_count, .compute_major = 9, .compute_minor = 0, .l2_bytes = kL2Bytes};
+      return {.name = name,
+              .sm_count = card.sm_count,
+              .compute_major = 9,
+              .compute_minor = 0,
+              .l2_bytes = std::int64_t{card.l2_mebibytes} << 20};
     }
   }
   raise<InvalidArgument>("device: must be one of ", known_names(), ", found \"", name, "\"");

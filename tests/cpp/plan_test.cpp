@@ -149,7 +149,7 @@ TEST_CASE("plan: heads that share K and V stay together; L2 is left only where t
         CHECK(made.heads_per_pass <= all);
         int const sharing = ratio / made.packed_heads;
         CHECK((made.heads_per_pass % sharing == 0));
-        std::int64_t const in_l2 = (std::int64_t{30} << 20) / (std::int64_t{seqlen} * 256 * 2) * sharing;
+        std::int64_t const in_l2 = (std::int64_t{20} << 20) / (std::int64_t{seqlen} * 256 * 2) * sharing;
         bool const fits = made.heads_per_pass <= std::max<std::int64_t>(in_l2, sharing);
         if (!fits && made.tiles < 1 << 15) {
           // What fits would leave blocks with more than their share.

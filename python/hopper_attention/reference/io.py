@@ -17,7 +17,7 @@ from dataclasses import dataclass
 ELEMENT_BYTES = {"float8_e4m3fn": 1, "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 STATISTIC_BYTES = 4  # maxima, sums and LSE are float32
 HOPPER_SHARED_BYTES = 227 * 1024  # one thread block's share of an SM
-H200_L2_BYTES = 50 << 20
+H200_L2_BYTES = 60 << 20
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ def kernel_dram_bytes(
     heads_per_pass: int = 0,
     ctas: int = 132,
     l2_bytes: int = H200_L2_BYTES,
-    l2_share: float = 0.6,
+    l2_share: float = 0.4,
     causal: bool = False,
 ) -> Traffic:
     """What the prefill kernel should move between DRAM and L2; the arguments are fields of `plan(...)`.
