@@ -60,9 +60,9 @@ def prefill(report: dict[str, Any], entries: list[dict[str, Any]], path: str) ->
                     axis.plot(*zip(*sorted(points), strict=True), marker="o", label=name, color=COLORS.get(name))
             axis.set_title(f"head dim {head_dim}, {'causal' if causal else 'full'}")
             lengths_axis(axis, {e["case"]["seqlen_q"] for e in entries})
-            axis.set_ylim(bottom=0)
             axis.grid(alpha=0.3)
         axes[1][column].set_xlabel("sequence length (16k tokens in total)")
+    axes[0][0].set_ylim(bottom=0)  # last: it ends the search for limits of all axes, which share them
     for row in axes:
         row[0].set_ylabel("TFLOP/s")
     handles = {label: handle for axis in axes.flat for handle, label in zip(*axis.get_legend_handles_labels())}  # noqa: B905
