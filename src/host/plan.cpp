@@ -19,8 +19,8 @@ using testing::ForcedPlan;
 
 constexpr int kElementBytes = 2;
 constexpr int kWarpgroupThreads = 128;
-// Of L2, for K and V. With 0.6 (36 of an H200's 60 MB) a full call of 4k tokens read 679 MB from DRAM, with 0.4 417 MB;
-// its inputs are 202 MB.
+// Of L2, for K and V. With 0.6 (36 of an H200's 60 MB) a full call of 4k tokens read 679 MB from DRAM and with 0.4 417
+// MB, where its inputs are 202 MB (bench --suite io).
 constexpr double kL2Share = 0.4;
 constexpr int kBlocksPerTile = 1;                          // what starting and ending a tile costs, in key blocks
 constexpr std::int64_t kMaxTiles = std::int64_t{1} << 30;  // the scheduler counts in int
