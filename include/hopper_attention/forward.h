@@ -1,9 +1,10 @@
 // Attention forward: validate -> plan -> launch.
 //
-// Dimension letters: B batch, Sq / Sk queries / keys of a sequence, Hq / Hk heads of q / of k and v, D head dim of q
-// and k, Dv head dim of v and out.
+// Dimension letters: B batch, Sq / Sk queries / keys of a sequence, Tq / Tk tokens of all sequences, Hq / Hk heads of q /
+// of k and v, D head dim of q and k, Dv head dim of v and out.
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -13,14 +14,36 @@
 
 namespace hopper_attention {
 
-// One call as the user states it. Nothing in it is trusted before validate().
+// One call as the user states it. Nothing in it is trusted before validate(). Tensors of lengths are int32 on the device
+// of q and are read by the kernels alone, which clamp what they find there: B = the batch of q, of cu_seqlens_q or of the
+// page table. Tensors without a note on it are optional.
 struct Arguments {
-  Tensor q;                             // (B, Sq, Hq, D), bf16 or fp16
-  Tensor k;                             // (B, Sk, Hk, D)
-  Tensor v;                             // (B, Sk, Hk, Dv)
-  Tensor out;                           // (B, Sq, Hq, Dv), dtype of q; written
-  Tensor softmax_lse;                   // (B, Hq, Sq) float32, contiguous; written when given
-  Tensor sinks;                         // (Hq,), bf16, fp16 or fp32, contiguous; optional
+  Tensor q;            // (B, Sq, Hq, D), or (Tq, Hq, D) with cu_seqlens_q; bf16 or fp16; required
+  Tensor k;            // (B, Sk, Hk, D), (Tk, Hk, D) with cu_seqlens_k, or (pages, page size, Hk, D) with page_table; required
+  Tensor v;            // as k with Dv; required
+  Tensor out;          // as q with Dv, dtype of q; written; required
+  Tensor softmax_lse;  // (B, Hq, Sq), or (Hq, Tq) with cu_seqlens_q; float32, contiguous; written when given
+  Tensor sinks;        // (Hq,), bf16, fp16 or fp32, contiguous
+
+  Tensor cu_seqlens_q;      // (B + 1,): where each sequence starts in q
+  Tensor cu_seqlens_k;      // (B + 1,): where each sequence starts in k and v
+  Tensor seqused_q;         // (B,): queries of a sequence that count
+  Tensor seqused_k;         // (B,): keys of a sequence that count, before seqlen_k_new or cu_seqlens_k_new are added
+  Tensor page_table;        // (B, pages of a sequence), last stride 1
+  Tensor cache_batch_idx;   // (B,): which sequence of k and v belongs to a sequence of q; not with pages
+  Tensor cache_leftpad;     // (B,): keys at the start of a sequence of k and v that do not count
+  Tensor cu_seqlens_k_new;  // (B + 1,): differences are keys that were appended behind seqused_k
+  Tensor cp_tot_seqused_k;  // (B,): keys of a sequence on all ranks of context parallelism
+  std::int64_t seqlen_k_new = 0;   // keys that were appended behind seqused_k, in every sequence
+  std::int64_t seqused_k_all = -1;  // instead of seqused_k, the same for all sequences; -1: not given
+  std::int64_t max_seqlen_q = -1;  // bounds, for speed; -1: what the shapes allow
+  std::int64_t max_seqlen_k = -1;
+  std::int64_t cp_world_size = 1;  // local key j is key j * cp_world_size + cp_rank of the sequence
+  std::int64_t cp_rank = 0;
+
+  Tensor scheduler_metadata;  // int32, from make_schedule()
+  Tensor workspace;           // uint8, 16-byte aligned, Plan::workspace_bytes or more; contents are undefined
+
   std::optional<double> softmax_scale;  // default D^-1/2
   bool causal = false;
   std::int64_t window_left = -1;
@@ -32,12 +55,20 @@ struct Arguments {
   bool batch_invariant = false;
 };
 
+enum class KeyLayout : std::uint8_t { kDense, kVarlen, kPaged };
+
 // What is asked, checked and in canonical form. Holds no pointer: calls of the same problem share a plan.
 struct Problem {
   DataType dtype = DataType::kUnsupported;
   int batch = 0;
-  int seqlen_q = 0;
+  int seqlen_q = 0;  // of each sequence; where lengths are on the device, a bound
   int seqlen_k = 0;
+  int total_q = 0;      // rows of q in all sequences, at most
+  bool ragged = false;  // lengths are on the device
+  bool packed_q = false;  // q is (Tq, Hq, D)
+  KeyLayout keys = KeyLayout::kDense;
+  int page_size = 0;         // 0: no pages
+  bool has_metadata = false;  // the schedule was made before
   int heads_q = 0;
   int heads_k = 0;
   int head_dim = 0;
@@ -106,6 +137,19 @@ struct ProblemShape {
 // tensors are ignored) and brings them into canonical form. Raises as validate() does.
 HOPPER_ATTENTION_EXPORT Problem make_problem(ProblemShape const& shape, Arguments const& options);
 
+// How many int32 scheduler metadata of `batch` sequences take: 1 + 4 * batch rounded up to a multiple of 4.
+HOPPER_ATTENTION_EXPORT std::int64_t schedule_size(std::int64_t batch);
+
+// What the schedule of a step depends on; all layers of the step share it.
+struct ScheduleArguments {
+  ProblemShape shape;  // seqlen_q and seqlen_k are bounds; they apply where a tensor of lengths is not given
+  Arguments options;   // lengths, mask and batch_invariant; its q, k, v, out and what the results need are ignored
+  Tensor metadata;     // (schedule_size(batch),) int32, contiguous; written
+};
+
+// Computes scheduler metadata on `stream` of the device of `metadata`. Neither synchronises nor allocates.
+HOPPER_ATTENTION_EXPORT void make_schedule(ScheduleArguments const& args, Stream stream);
+
 // Problem -> Plan. Pure; raises NotImplemented when no kernel exists for the problem, whether built or not.
 HOPPER_ATTENTION_EXPORT Plan plan(Problem const& problem, DeviceInfo const& device);
 
@@ -113,8 +157,14 @@ HOPPER_ATTENTION_EXPORT Plan plan(Problem const& problem, DeviceInfo const& devi
 // the kernel was left out of this build, CudaError if the launch fails. `args` must have given `problem`.
 HOPPER_ATTENTION_EXPORT void launch(Plan const& plan, Problem const& problem, Arguments const& args, Stream stream);
 
-// validate, plan (kept for the next call of the same problem) and launch on the device of `args.q`.
+// validate, plan (kept for the next call of the same problem) and launch on the device of `args.q`. Raises
+// InvalidArgument if the plan needs a workspace and args.workspace is not given or too small.
 HOPPER_ATTENTION_EXPORT void forward(Arguments const& args, Stream stream);
+
+// The same for callers that learn the size of the workspace only here: `allocate(bytes)` is called at most once, if the
+// plan needs a workspace and args.workspace is not given.
+HOPPER_ATTENTION_EXPORT void forward(Arguments args, Stream stream,
+                                     std::function<Tensor(std::int64_t bytes)> const& allocate);
 
 // Facts of CUDA device `ordinal`; raises CudaError without driver or device.
 HOPPER_ATTENTION_EXPORT DeviceInfo const& device_info(int ordinal);

@@ -12,7 +12,7 @@ namespace hopper_attention {
 
 using Stream = CUstream_st*;  // the same type as cudaStream_t
 
-enum class DataType : std::uint8_t { kUnsupported, kBFloat16, kFloat16, kFloat32 };
+enum class DataType : std::uint8_t { kUnsupported, kBFloat16, kFloat16, kFloat32, kInt32, kUInt8 };
 
 inline constexpr int kMaxRank = 5;
 inline constexpr int kCpuDevice = -1;
@@ -36,6 +36,8 @@ struct MaskParams {
   int left = kUnlimited;   // keys to the left of the diagonal, inclusive
   int right = kUnlimited;  // keys to the right of the diagonal, inclusive; causal is 0
   int chunk = 0;           // queries and keys of one chunk of this length see each other; 0 is off
+  int cp_world = 1;        // context parallelism: local key j is key j * cp_world + cp_rank of the sequence
+  int cp_rank = 0;
 
   friend bool operator==(MaskParams const&, MaskParams const&) = default;
 };
@@ -52,8 +54,9 @@ struct TileConfig {
 };
 
 enum class KernelFamily : std::uint8_t {
-  kNone,  // the problem has no output elements
-  kPrefill,
+  kNone,     // the problem has no output elements
+  kPrefill,  // tiles of one to three warpgroups of queries
+  kDecode,   // tiles of one warpgroup: what a few queries need is to stream K and V
 };
 
 }  // namespace hopper_attention
