@@ -10,6 +10,8 @@ namespace hopper_attention::python {
 namespace nb = nanobind;
 
 void bind_forward(nb::module_& module);
+void bind_append(nb::module_& module);
+void bind_combine(nb::module_& module);
 void bind_plan(nb::module_& module);
 void bind_device(nb::module_& module);
 void bind_testing(nb::module_& module);

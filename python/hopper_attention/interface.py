@@ -14,7 +14,7 @@ always are); max_seqlen_q with dense q; cu_seqlens_k_new without k.
 
 from __future__ import annotations
 
-from hopper_attention import gpu
+from hopper_attention import gpu, merging
 from hopper_attention.arguments import on_cuda, refuse_given
 
 
@@ -300,27 +300,40 @@ def flash_attn_with_kvcache(
 
 
 def flash_attn_combine(out_partial, lse_partial, out=None, out_dtype=None):
-    """Results over S disjoint parts of the keys -> one result. Not available on the GPU yet: NotImplementedError.
+    """Results over S disjoint parts of the keys -> one result (Flash-Decoding, 2023, the last step).
 
-    out_partial (S, B, M, H, D) float32, lse_partial (S, B, M, H) float32; an LSE of -inf or +inf means a part without
-    keys. Returns (out (B, M, H, D) of out_dtype, default that of out_partial; lse (B, M, H), a transposed view of (B,
-    H, M)).
+    out_partial (S, B, M, H, D) float32, lse_partial (S, B, M, H) float32, natural log; M queries. A partial LSE of -inf
+    or +inf means a part without keys: its out may hold anything. On the GPU D is a multiple of 8 up to 512 and rows of
+    out_partial and out start at multiples of 4 elements, with unit stride; all other strides, and those of lse_partial,
+    are free. On the CPU any D and strides, and float64.
+
+    out (B, M, H, D) is written if given; it must not overlap the parts. out_dtype: float32, bfloat16 or float16; default
+    that of out, else of out_partial.
+
+    Returns (out, lse (B, M, H) float32, a transposed view of (B, H, M)). A row without keys gives 0 and -inf. Allocates
+    out unless given, and lse.
     """
-    if on_cuda("out_partial", out_partial):
-        raise gpu.not_available("flash_attn_combine")
-    return _reference().flash_attn_combine(out_partial, lse_partial, out, out_dtype)
+    if not on_cuda("out_partial", out_partial):
+        return _reference().flash_attn_combine(out_partial, lse_partial, out, out_dtype)
+    return merging.combine(out_partial, lse_partial, out, out_dtype)
 
 
 def merge_states(out_a, lse_a, out_b, lse_b, *, out=None, lse=None):
-    """Two results over disjoint keys -> one, (out, lse). Not available on the GPU yet: NotImplementedError for CUDA
-    tensors.
+    """Two results over disjoint keys -> one, (out, lse); what ring and cascade attention need.
 
-    out_* (B, S, H, D) with lse_* (B, H, S), or (T, H, D) with (H, T); any strides. out and lse are written if given;
-    out may be out_a. A row without keys on both sides gives 0 and -inf.
+    out_a, out_b (B, S, H, D) with lse_a, lse_b (B, H, S) float32, or (T, H, D) with (H, T); natural log. An LSE of -inf
+    or +inf means no keys: its out may hold anything. If a sink is in use, pass it to one part only. On the GPU out_* are
+    float32, bf16 or fp16, D is a multiple of 8 up to 512, rows have unit stride and start at multiples of 16 bytes; all
+    other strides, and those of LSEs, are free. On the CPU any D, strides and float dtype.
+
+    out and lse, like out_a and lse_a, are written if given. out may be out_a, and lse may be lse_a; otherwise they must
+    not overlap the other tensors.
+
+    Returns (out, lse). A row without keys on both sides gives 0 and -inf. Allocates out and lse unless given.
     """
-    if on_cuda("out_a", out_a):
-        raise gpu.not_available("merge_states")
-    return _reference().merge_states(out_a, lse_a, out_b, lse_b, out=out, lse=lse)
+    if not on_cuda("out_a", out_a):
+        return _reference().merge_states(out_a, lse_a, out_b, lse_b, out=out, lse=lse)
+    return merging.merge_states(out_a, lse_a, out_b, lse_b, out, lse)
 
 
 def get_scheduler_metadata(

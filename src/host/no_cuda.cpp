@@ -1,4 +1,5 @@
 // Takes the place of device.cpp and launch.cpp in a host-only build: all up to the plan works, the rest says why not.
+#include "hopper_attention/combine.h"
 #include "hopper_attention/forward.h"
 #include "host/require.h"
 
@@ -16,6 +17,16 @@ DeviceInfo const& device_info(int ordinal) { raise<CudaError>("device ", ordinal
 void require_supported_device(int ordinal) { raise<CudaError>("device ", ordinal, " cannot be used: ", kNoKernels); }
 
 CudaVersions cuda_versions() { return {}; }
+
+void combine(CombineArguments const& args, Stream /*stream*/) {
+  validate(args);
+  raise<NotImplemented>("flash_attn_combine: ", kNoKernels);
+}
+
+void merge_states(MergeArguments const& args, Stream /*stream*/) {
+  validate(args);
+  raise<NotImplemented>("merge_states: ", kNoKernels);
+}
 
 void warmup(int /*ordinal*/) { raise<NotImplemented>("warmup: ", kNoKernels); }
 
