@@ -131,10 +131,12 @@ struct ProblemShape {
   std::int64_t head_dim = 0;
   std::int64_t head_dim_v = 0;
   bool has_sinks = false;
+  std::int64_t page_size = 0;  // of k and v; 0: no pages
 };
 
-// What validate() does once the tensors are known to be good: checks the shape and the options of `options` (its
-// tensors are ignored) and brings them into canonical form. Raises as validate() does.
+// What validate() does once the tensors are known to be good: checks the shape and the options of `options` and brings
+// them into canonical form. Of the tensors of `options` it only counts which ones of lengths are given: the problem is
+// ragged if any is, its q packed if cu_seqlens_q is. Raises as validate() does.
 HOPPER_ATTENTION_EXPORT Problem make_problem(ProblemShape const& shape, Arguments const& options);
 
 // How many int32 scheduler metadata of `batch` sequences take: 1 + 4 * batch rounded up to a multiple of 4.
@@ -146,6 +148,9 @@ struct ScheduleArguments {
   Arguments options;   // lengths, mask and batch_invariant; its q, k, v, out and what the results need are ignored
   Tensor metadata;     // (schedule_size(batch),) int32, contiguous; written
 };
+
+// As for Arguments: checks the options, the tensors of lengths and the metadata, which all are on one device.
+HOPPER_ATTENTION_EXPORT Problem validate(ScheduleArguments const& args);
 
 // Computes scheduler metadata on `stream` of the device of `metadata`. Neither synchronises nor allocates.
 HOPPER_ATTENTION_EXPORT void make_schedule(ScheduleArguments const& args, Stream stream);

@@ -12,11 +12,12 @@ namespace nb = nanobind;
 void bind_forward(nb::module_& module);
 void bind_append(nb::module_& module);
 void bind_combine(nb::module_& module);
+void bind_schedule(nb::module_& module);
 void bind_plan(nb::module_& module);
 void bind_device(nb::module_& module);
 void bind_testing(nb::module_& module);
 
-// "bfloat16", "float16", "float32"; "unsupported" for anything else.
+// "bfloat16", "float16", "float32", "int32", "uint8"; "unsupported" for anything else.
 char const* dtype_text(DataType dtype);
 char const* family_text(KernelFamily family);
 

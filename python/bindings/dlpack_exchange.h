@@ -16,7 +16,7 @@ inline constexpr char const* kCapsuleName = "dlpack_exchange_api";
 using DLTensor = nanobind::dlpack::dltensor;  // the layout of DLTensor
 
 enum DeviceType : std::int32_t { kCpu = 1, kCuda = 2, kCudaHost = 3 };
-enum TypeCode : std::uint8_t { kFloat = 2, kBfloat = 4 };
+enum TypeCode : std::uint8_t { kInt = 0, kUInt = 1, kFloat = 2, kBfloat = 4 };
 
 struct Version {
   std::uint32_t major;

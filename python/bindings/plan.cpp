@@ -21,6 +21,10 @@ char const* dtype_text(DataType dtype) {
       return "float16";
     case DataType::kFloat32:
       return "float32";
+    case DataType::kInt32:
+      return "int32";
+    case DataType::kUInt8:
+      return "uint8";
     case DataType::kUnsupported:
       break;
   }
@@ -31,6 +35,8 @@ char const* family_text(KernelFamily family) {
   switch (family) {
     case KernelFamily::kPrefill:
       return "prefill";
+    case KernelFamily::kDecode:
+      return "decode";
     case KernelFamily::kNone:
       break;
   }

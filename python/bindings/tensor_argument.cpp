@@ -16,6 +16,8 @@ DataType data_type(nb::dlpack::dtype dtype) {
   if (dtype.code == dlpack::kBfloat && dtype.bits == 16) { return DataType::kBFloat16; }
   if (dtype.code == dlpack::kFloat && dtype.bits == 16) { return DataType::kFloat16; }
   if (dtype.code == dlpack::kFloat && dtype.bits == 32) { return DataType::kFloat32; }
+  if (dtype.code == dlpack::kInt && dtype.bits == 32) { return DataType::kInt32; }
+  if (dtype.code == dlpack::kUInt && dtype.bits == 8) { return DataType::kUInt8; }
   return DataType::kUnsupported;
 }
 

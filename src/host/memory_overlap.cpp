@@ -98,6 +98,12 @@ class Search {
 
 }  // namespace
 
+AddressRange address_range(Tensor const& tensor) {
+  if (!has_elements(tensor)) { return {}; }
+  auto const begin = reinterpret_cast<std::intptr_t>(tensor.data);
+  return {begin, begin + span_bytes(tensor)};
+}
+
 Overlap overlap(Tensor const& a, Tensor const& b) {
   if (!has_elements(a) || !has_elements(b)) { return Overlap::kNone; }
   auto const base_a = reinterpret_cast<std::intptr_t>(a.data);

@@ -8,8 +8,29 @@
 namespace hopper_attention {
 
 constexpr int element_bytes(DataType type) {
-  return type == DataType::kFloat32 ? 4 : type == DataType::kUnsupported ? 0 : 2;
+  switch (type) {
+    case DataType::kBFloat16:
+    case DataType::kFloat16:
+      return 2;
+    case DataType::kFloat32:
+    case DataType::kInt32:
+      return 4;
+    case DataType::kUInt8:
+      return 1;
+    case DataType::kUnsupported:
+      break;
+  }
+  return 0;
 }
+
+// The bytes from the first element of a view to the end of its last; empty for a view without elements.
+struct AddressRange {
+  std::intptr_t begin = 0;
+  std::intptr_t end = 0;
+
+  bool crosses(AddressRange const& other) const { return begin < other.end && other.begin < end; }
+};
+AddressRange address_range(Tensor const& tensor);
 
 enum class Overlap : std::uint8_t {
   kNone,

@@ -23,13 +23,27 @@ constexpr char const* dtype_name(DataType type) {
       return "fp16";
     case DataType::kFloat32:
       return "fp32";
+    case DataType::kInt32:
+      return "int32";
+    case DataType::kUInt8:
+      return "uint8";
     case DataType::kUnsupported:
       break;
   }
   return "another dtype";
 }
 
-constexpr char const* family_name(KernelFamily family) { return family == KernelFamily::kPrefill ? "prefill" : "none"; }
+constexpr char const* family_name(KernelFamily family) {
+  switch (family) {
+    case KernelFamily::kPrefill:
+      return "prefill";
+    case KernelFamily::kDecode:
+      return "decode";
+    case KernelFamily::kNone:
+      break;
+  }
+  return "none";
+}
 
 // "cuda:1" or "the CPU".
 struct DeviceName {
