@@ -157,6 +157,18 @@ def has_exchange_api(type: type) -> bool:
     Whether tensors of `type` come in through the DLPack C exchange API (else through nb::ndarray, 30 times slower).
     """
 
+def combine(out_partial: object, lse_partial: object, out: object, lse: object, stream: int | None = None) -> None:
+    """
+    CUDA tensors out_partial (S, B, M, H, D) and lse_partial (S, B, M, H), float32, into out (B, M, H, D) and lse
+    (B, M, H) float32, on `stream` (default: the current stream of out_partial's framework).
+    """
+
+def merge_states(out_a: object, lse_a: object, out_b: object, lse_b: object, out: object, lse: object, stream: int | None = None) -> None:
+    """
+    CUDA tensors out_a, out_b (B, M, H, D) and lse_a, lse_b (B, H, M) float32, or without B, into out and lse of
+    the same shapes, on `stream` (default: the current stream of out_a's framework).
+    """
+
 class ForcedPlan:
     """
     For tests: choices that the plan would not make; 0 leaves a choice open.
