@@ -345,6 +345,7 @@ TEST_CASE("validate: the problem holds what was asked") {
                      .batch = 3,
                      .seqlen_q = 50,
                      .seqlen_k = 70,
+                     .total_q = 150,
                      .heads_q = 6,
                      .heads_k = 2,
                      .head_dim = 128,

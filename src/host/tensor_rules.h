@@ -1,0 +1,49 @@
+// What may be wrong with a tensor of a call. Every rule raises with a message that starts with the tensor's name.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "hopper_attention/types.h"
+
+namespace hopper_attention {
+
+struct Named {
+  char const* name;
+  Tensor const& tensor;
+};
+
+using DimNames = std::array<char const*, kMaxRank>;
+
+// The largest dim, and the largest position in a sequence: sums of two positions and a window stay within 32 bits in
+// visible().
+inline constexpr std::int64_t kMaxExtent = std::int64_t{1} << 29;
+inline constexpr std::int64_t kTmaAlignment = 16;
+
+bool is_half(DataType type);
+
+// Given, of `rank` dims, none of them over kMaxExtent. `layout` is the shape for the message.
+void require_rank(Named t, int rank, char const* layout);
+
+void require_dtype(Named t, DataType dtype);
+void require_device_of(Named t, Named other);
+
+// Dim `dim` must be `size`, "as in " `source`.
+void require_size(Named t, DimNames const& names, int dim, std::int64_t size, char const* source);
+
+// For tensors that TMA reads: base and strides in units of 16 bytes, unit last stride.
+void require_readable_by_tma(Named t, DimNames const& names);
+
+// Unit last stride, an address for every element, no element twice.
+void require_writable(Named t, DimNames const& names);
+
+// Contiguous, at a multiple of `alignment` bytes (0: of an element).
+void require_contiguous(Named t, std::int64_t alignment = 0);
+
+// Unit last stride, rows anywhere.
+void require_rows(Named t, DimNames const& names);
+
+// `written` shares no byte with `other`.
+void require_disjoint(Named written, Named other);
+
+}  // namespace hopper_attention
