@@ -37,7 +37,7 @@ struct AppendArguments {
   Tensor cache_batch_idx;  // (B,) int32: row of the cache, not with pages; a row outside drops writes
 
   // Rotary embedding; all or none of these four.
-  Tensor rotary_cos;  // (positions, R / 2), 1 <= R / 2 <= D / 2; dtype of k_new or fp32
+  Tensor rotary_cos;  // (positions, R / 2), R <= D; dtype of k_new or fp32
   Tensor rotary_sin;  // as rotary_cos
   Tensor q;           // (B, Sq, Hq, D), or (Tq, Hq, D) with cu_seqlens_q; dtype of k_new
   Tensor q_rotated;   // as q; written, but for rows of a packed q outside all sequences; overlaps no other tensor

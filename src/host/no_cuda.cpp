@@ -1,4 +1,5 @@
 // Takes the place of device.cpp and launch.cpp in a host-only build: all up to the plan works, the rest says why not.
+#include "hopper_attention/append.h"
 #include "hopper_attention/combine.h"
 #include "hopper_attention/forward.h"
 #include "host/require.h"
@@ -35,6 +36,13 @@ void merge_states(MergeArguments const& args, Stream /*stream*/) {
   validate(args);
   if (!has_rows(args.out)) { return; }
   raise<NotImplemented>("merge_states: ", kNoKernels);
+}
+
+void append(AppendArguments const& args, Stream /*stream*/) {
+  validate(args);
+  bool const rotates = args.q_rotated.given() && has_rows(args.q_rotated);
+  if (!has_rows(args.k_new) && !rotates) { return; }
+  raise<NotImplemented>("append: ", kNoKernels);
 }
 
 void warmup(int /*ordinal*/) { raise<NotImplemented>("warmup: ", kNoKernels); }
