@@ -9,8 +9,9 @@ namespace hopper_attention {
 // Block n holds keys [origin + n * keys, origin + (n + 1) * keys). A tile visits [begin, end) from the right; every row
 // of the tile sees all keys of the blocks [full_begin, full_end).
 struct BlockRange {
-  int origin;  // key at which block 0 starts: the first key that the tile sees, so that a window costs no extra block
-  int begin;   // always 0
+  int origin;  // key at which block 0 starts: the first key that the tile sees, or the aligned one before it, so that
+               // a window costs no extra block
+  int begin;
   int full_begin;
   int full_end;
   int end;
@@ -20,19 +21,39 @@ struct BlockRange {
   HA_HOST_DEVICE constexpr int blocks() const { return end - begin; }
 };
 
+// Where blocks may start: at keys whose place in memory, key + shift, is a multiple of `unit`. Boxes of pages must not
+// cross a page.
+struct BlockAlignment {
+  int unit = 1;
+  int shift = 0;
+};
+
 // The range of the rows [first_row, last_row], both existing queries of the sequence.
 HA_HOST_DEVICE constexpr BlockRange block_range(MaskParams const& mask, int first_row, int last_row, SeqlenQK len,
-                                                int block) {
+                                                int block, BlockAlignment alignment = {}) {
   KeyInterval const first = visible(mask, first_row, len);
   KeyInterval const last = visible(mask, last_row, len);
   KeyInterval const seen{first.begin, last.end};
   if (seen.empty()) { return {0, 0, 0, 0, 0, {0, 0}}; }
-  int const origin = seen.begin;
+  int const origin = seen.begin - (seen.begin + alignment.shift) % alignment.unit;
   int const end = ceil_div(seen.end - origin, block);
   // Rows see [last.begin, first.end) in common.
   int const full_begin = min_of(ceil_div(last.begin - origin, block), end);
   int const full_end = max_of(full_begin, floor_div(first.end - origin, block));
   return {origin, 0, full_begin, full_end, end, seen};
+}
+
+// Part [first, last) of `parts` of a range, in whole blocks: parts of a range are disjoint and cover it.
+HA_HOST_DEVICE constexpr BlockRange part_of(BlockRange range, int first, int last, int parts) {
+  auto const blocks = static_cast<long long>(range.blocks());
+  int const begin = static_cast<int>(blocks * first / parts);
+  int const end = static_cast<int>(blocks * last / parts);
+  if (begin >= end) { return {0, 0, 0, 0, 0, {0, 0}}; }
+  range.begin = begin;
+  range.end = end;
+  range.full_begin = max_of(range.full_begin, begin);
+  range.full_end = max_of(range.full_begin, min_of(range.full_end, end));
+  return range;
 }
 
 }  // namespace hopper_attention

@@ -4,6 +4,7 @@
 #include "kernels/cute.h"
 
 #include "kernels/params.h"
+#include "kernels/sink.h"
 #include "kernels/softmax.h"
 #include "kernels/thread_rows.h"
 #include "kernels/tile_work.h"
@@ -13,49 +14,34 @@ namespace hopper_attention {
 
 using namespace cute;
 
-// The sink of query head `head` as an exponent of 2.
-__device__ __forceinline__ float sink_log2(EpilogueParams const& params, int head) {
-  float sink = 0.0F;
-  switch (params.sinks_type) {
-    case DataType::kBFloat16:
-      sink = static_cast<cutlass::bfloat16_t const*>(params.sinks)[head];
-      break;
-    case DataType::kFloat16:
-      sink = static_cast<cutlass::half_t const*>(params.sinks)[head];
-      break;
-    default:
-      sink = static_cast<float const*>(params.sinks)[head];
-  }
-  return sink * kLog2e;
-}
-
 template <class Traits>
 struct CollectiveEpilogue {
   using Element = typename Traits::Element;
   using SharedStorage = typename Traits::SharedStorage;
   using Softmax = typename Traits::Softmax;
 
-  PrefillParams const& params;
+  AttentionParams const& params;
   SharedStorage& shared;
   int warpgroup;
   int thread;  // in the warpgroup
 
-  // Divides by the row sums and writes out and LSE. The slab of `work` must not be read by the producers any more.
+  // Divides by the row sums and writes out and LSE, or the partial result of a part of a tile. The slab of `work` must
+  // not be read by the producers any more.
   template <class Output>
   __device__ __forceinline__ void store(TileWork const& work, Softmax& softmax, Output& tOrO) const {
-    ThreadRows const rows(thread, work.queries.first + warpgroup * work.queries_per_slab);
-    finalize(work, rows, softmax, tOrO);
+    ThreadRows const rows(thread, work.queries.first + warpgroup * params.packing.queries_per_slab);
+    if (work.slot >= 0) {
+      finalize(work, rows, softmax, tOrO, true_type{});
+      store_partial(work, rows, tOrO);
+      return;
+    }
+    finalize(work, rows, softmax, tOrO, false_type{});
 
     cute::Tensor tOrO_half = make_tensor<Element>(tOrO.layout());
     cutlass::NumericArrayConverter<Element, float, decltype(size(tOrO))::value> const round;
     *reinterpret_cast<cutlass::Array<Element, decltype(size(tOrO))::value>*>(tOrO_half.data()) =
         round(*reinterpret_cast<cutlass::Array<float, decltype(size(tOrO))::value> const*>(tOrO.data()));
-
-    if (params.epilogue.out_by_tma) {
-      store_by_tma(work, tOrO_half);
-    } else {
-      store_elements(work, rows, tOrO_half);
-    }
+    store_rows(work, rows, tOrO_half);
   }
 
   // Whatever was stored from shared memory has been read; call before that memory is written again.
@@ -65,23 +51,27 @@ struct CollectiveEpilogue {
 
  private:
   struct RowIdentity {
-    int query;
+    int row;  // of q, out and LSE
     int head;
     bool exists;  // not past the last query, not an idle row of a packed slab
   };
 
-  __device__ __forceinline__ RowIdentity identify(TileWork const& work, ThreadRows const& rows, int r) const {
+  __device__ __forceinline__ RowIdentity identify(TileWork const& work, ThreadRows const& rows, int slab_row) const {
     FastDivmod const& heads = params.packing.heads;
-    int const query_in_slab = heads.quotient(rows.row(r));
+    int const query_in_slab = heads.quotient(slab_row);
     int const query = rows.first_query + query_in_slab;
-    return {query, work.tile.head * heads.divisor + rows.row(r) - query_in_slab * heads.divisor,
-            query < params.len.q && query_in_slab < work.queries_per_slab};
+    int const row = work.sequence.q_row + query;
+    bool const exists =
+        query < work.sequence.len.q && query_in_slab < params.packing.queries_per_slab && row < params.epilogue.rows;
+    return {row, work.head * heads.divisor + slab_row - query_in_slab * heads.divisor, exists};
   }
 
-  // A row that saw no key gives 0 and LSE -inf, with a sink 0 and the sink.
-  template <class Output>
-  __device__ __forceinline__ void finalize(TileWork const& work, ThreadRows const& rows, Softmax& softmax,
-                                           Output& tOrO) const {
+  // A row that saw no key gives 0 and LSE -inf, with a sink 0 and the sink. A part leaves the sink to the combine
+  // kernel.
+  template <class Output, class IsPart>
+  __device__ __forceinline__ void finalize(TileWork const& work, ThreadRows const& rows, Softmax& softmax, Output& tOrO,
+                                           IsPart is_part) const {
+    EpilogueParams const& p = params.epilogue;
     auto output = rows_view(tOrO);
     CUTE_UNROLL
     for (int r = 0; r < kRowsPerThread; ++r) {
@@ -90,10 +80,10 @@ struct CollectiveEpilogue {
       sum += __shfl_xor_sync(0xffffffff, sum, 2);
       bool const empty = softmax.row_max[r] == -INFINITY;
       float exponent = empty ? -INFINITY : softmax.exponent(r);  // the LSE is exponent + log2(sum)
-      RowIdentity const id = identify(work, rows, r);
+      RowIdentity const id = identify(work, rows, rows.row(r));
       float scale = empty ? 0.0F : 1.0F / sum;
-      if (params.epilogue.sinks != nullptr && id.exists) {
-        float const sink = sink_log2(params.epilogue, id.head);
+      if (!is_part && p.sinks != nullptr && id.exists) {
+        float const sink = sink_log2(p.sinks, p.sinks_type, id.head);
         float const top = fmaxf(exponent, sink);
         float const shrink =
             top == -INFINITY ? 0.0F : exp2f(exponent - top);  // exact also where the sink leaves next to nothing
@@ -103,16 +93,46 @@ struct CollectiveEpilogue {
       }
       CUTE_UNROLL
       for (int c = 0; c < size<1>(output); ++c) { output(r, c) = empty ? 0.0F : output(r, c) * scale; }
-      if (params.epilogue.lse != nullptr && id.exists && rows.column == 0) {
-        int64_t const row =
-            (static_cast<int64_t>(work.tile.batch) * params.epilogue.heads_q + id.head) * params.len.q + id.query;
-        params.epilogue.lse[row] = exponent == -INFINITY ? -INFINITY : (exponent + log2f(sum)) * kLn2;
+      if (!id.exists || rows.column != 0) { continue; }
+      float const lse = exponent == -INFINITY ? -INFINITY : exponent + log2f(sum);
+      if constexpr (is_part) {
+        if (partial_row(r, rows) < p.partial.rows) { p.partial.lse[partial_index(work, r, rows)] = lse; }
+      } else if (p.lse != nullptr) {
+        p.lse[work.sequence.q_batch * p.lse_stride_batch + id.head * p.lse_stride_head + id.row] = lse * kLn2;
       }
     }
   }
 
+  __device__ __forceinline__ int partial_row(int r, ThreadRows const& rows) const {
+    return warpgroup * kSlabRows + rows.row(r);
+  }
+
+  __device__ __forceinline__ int64_t partial_index(TileWork const& work, int r, ThreadRows const& rows) const {
+    return static_cast<int64_t>(work.slot) * params.epilogue.partial.rows + partial_row(r, rows);
+  }
+
   template <class Output>
-  __device__ __forceinline__ void store_by_tma(TileWork const& work, Output& tOrO) const {
+  __device__ __forceinline__ void store_partial(TileWork const& work, ThreadRows const& rows, Output& tOrO) const {
+    EpilogueParams const& p = params.epilogue;
+    auto output = rows_view(tOrO);
+    CUTE_UNROLL
+    for (int r = 0; r < kRowsPerThread; ++r) {
+      if (!identify(work, rows, rows.row(r)).exists || partial_row(r, rows) >= p.partial.rows) { continue; }
+      float* const row = p.partial.out + partial_index(work, r, rows) * p.head_dim_v;
+      CUTE_UNROLL
+      for (int c = 0; c < size<1>(output); c += 2) {
+        int const column = rows.column + c / 2 * 8;
+        if (column < p.head_dim_v) {
+          *reinterpret_cast<float2*>(row + column) = make_float2(output(r, c), output(r, c + 1));
+        }
+      }
+    }
+  }
+
+  // Through shared memory: a slab whose rows all exist by TMA, the others row by row.
+  template <class Output>
+  __device__ __forceinline__ void store_rows(TileWork const& work, ThreadRows const& rows, Output& tOrO) const {
+    EpilogueParams const& p = params.epilogue;
     Element* slab = Traits::output_slab(shared, warpgroup);
     cute::Tensor sO = make_tensor(make_smem_ptr(slab), typename Traits::LayoutO{});  // (64, Dv)
     auto const copy_atom = Copy_Atom<SM90_U32x4_STSM_N, Element>{};
@@ -126,32 +146,42 @@ struct CollectiveEpilogue {
     copy(tiled_copy, from, to);
     tma_store_fence();
     sync_warpgroup(warpgroup);
-    if (thread == 0) {
-      int const query = work.queries.first + warpgroup * work.queries_per_slab;
-      CUTE_UNROLL
-      for (int c = 0; c < Traits::kHeadDimV; c += Traits::kSlabColumnsV) {
-        SM90_TMA_STORE_5D::copy(&params.epilogue.out, slab + c * kSlabRows, c, 0, query, work.tile.head,
-                                work.tile.batch);
+    bool const all_exist = rows.first_query + params.packing.queries_per_slab <= work.sequence.len.q;
+    if (p.out_by_tma && (p.clip_by_tma || all_exist)) {
+      if (thread == 0) {
+        CUTE_UNROLL
+        for (int c = 0; c < Traits::kHeadDimV; c += Traits::kSlabColumnsV) {
+          SM90_TMA_STORE_5D::copy(&p.out, slab + c * kSlabRows, c, 0, work.sequence.q_row + rows.first_query, work.head,
+                                  work.sequence.q_batch);
+        }
+        tma_store_arrive();
       }
-      tma_store_arrive();
+    } else {
+      copy_rows(work, rows, sO);
     }
   }
 
-  // For outputs whose strides TMA cannot express.
-  template <class Output>
-  __device__ __forceinline__ void store_elements(TileWork const& work, ThreadRows const& rows, Output& tOrO) const {
+  // Pieces of 16 bytes of the rows that exist; element by element where out is not aligned for more.
+  template <class SharedOutput>
+  __device__ __forceinline__ void copy_rows(TileWork const& work, ThreadRows const& rows,
+                                            SharedOutput const& sO) const {
     EpilogueParams const& p = params.epilogue;
-    auto output = rows_view(tOrO);
-    CUTE_UNROLL
-    for (int r = 0; r < kRowsPerThread; ++r) {
-      RowIdentity const id = identify(work, rows, r);
-      if (!id.exists) { continue; }
-      Element* row = static_cast<Element*>(p.out_pointer) + work.tile.batch * p.out_stride_batch +
-                     id.query * p.out_stride_row + id.head * p.out_stride_head;
-      CUTE_UNROLL
-      for (int c = 0; c < size<1>(output); ++c) {
-        int const column = rows.column + c / 2 * 8 + c % 2;
-        if (column < p.head_dim_v) { row[column] = output(r, c); }
+    constexpr int kPiece = 16 / sizeof(Element);
+    constexpr int kPieces = Traits::kHeadDimV / kPiece;
+    CUTE_NO_UNROLL
+    for (int i = thread; i < kSlabRows * kPieces; i += cutlass::NumThreadsPerWarpGroup) {
+      int const slab_row = i / kPieces;
+      int const column = i % kPieces * kPiece;
+      RowIdentity const id = identify(work, rows, slab_row);
+      if (!id.exists || column >= p.head_dim_v) { continue; }
+      Element* const target = static_cast<Element*>(p.out_pointer) + work.sequence.q_batch * p.out_stride_batch +
+                              id.row * p.out_stride_row + id.head * p.out_stride_head + column;
+      Element const* const source = &sO(slab_row, column);
+      if (p.out_by_tma) {
+        *reinterpret_cast<uint4*>(target) = *reinterpret_cast<uint4 const*>(source);
+      } else {
+        CUTE_UNROLL
+        for (int c = 0; c < kPiece; ++c) { target[c] = source[c]; }
       }
     }
   }

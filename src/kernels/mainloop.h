@@ -49,7 +49,7 @@ struct CollectiveMainloop {
   using Softmax = typename Traits::Softmax;
   using State = RingState<Traits::kStages>;
 
-  PrefillParams const& params;
+  AttentionParams const& params;
   SharedStorage& shared;
   int warpgroup;
   int thread;  // in the warpgroup
@@ -81,7 +81,7 @@ struct CollectiveMainloop {
     cute::Tensor tSrS = partition_fragment_C(mma_qk, Shape<Int<kSlabRows>, Int<Traits::kKeys>>{});  // (MMA, 1, 1)
     cute::Tensor tOrP = make_tensor<Element>(operand_view(tSrS).layout());                          // (8, 1, keys / 16)
 
-    ThreadRows const rows(thread, work.queries.first + warpgroup * work.queries_per_slab);
+    ThreadRows const rows(thread, work.queries.first + warpgroup * params.packing.queries_per_slab);
 
     // Scores of block n -> row maxima.
     auto const update_max = [&](int n, auto kind, ThreadKeys const& keys) __attribute__((always_inline)) {
@@ -103,7 +103,7 @@ struct CollectiveMainloop {
 
     // The first block: nothing to overlap with yet.
     auto const start = [&](int n, auto kind) __attribute__((always_inline)) {
-      ThreadKeys const keys(params.mask, params.len, params.packing, rows);
+      ThreadKeys const keys(params.mask, work.sequence.len, params.packing, rows);
       wait(read);
       gemm_async<GMMA::ScaleOut::Zero>(mma_qk, tSrQ, tSrK(_, _, _, read.slot), tSrS);
       warpgroup_wait<0>();
@@ -118,7 +118,7 @@ struct CollectiveMainloop {
 
     // S of block n is issued first; O += P V of block n + 1 runs under its softmax.
     auto const step = [&](int n, auto kind) __attribute__((always_inline)) {
-      ThreadKeys const keys(params.mask, params.len, params.packing, rows);
+      ThreadKeys const keys(params.mask, work.sequence.len, params.packing, rows);
       State const k = read;
       ++read;
       State const v = read;
@@ -144,7 +144,7 @@ struct CollectiveMainloop {
       if constexpr (!Traits::kRescaleBeforePv) { softmax.rescale_output(tOrO); }
     };
 
-    BlockRange const& range = work.range;
+    BlockRange const range = work.range;
     int n = range.end - 1;
     if (params.softmax.softcap_inner == 0.0F) {
       start(n, Kind<BlockKind::kMasked>{});

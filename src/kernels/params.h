@@ -8,17 +8,31 @@
 #include "hopper_attention/types.h"
 #include "kernels/fast_divmod.h"
 #include "kernels/interval_mask.h"
+#include "kernels/schedule.h"
+#include "kernels/sequences.h"
 #include "kernels/tile_geometry.h"
 #include "kernels/tile_scheduler.h"
 
 namespace hopper_attention {
 
+// Pages of K and V. Without a table, a block is one box of the sequence's own memory.
+struct PageParams {
+  int const* table = nullptr;  // (batch, width)
+  std::int64_t stride = 0;     // of a sequence's row
+  int width = 0;               // pages of a sequence
+  FastDivmod size;             // keys of a page
+  int box_keys = 0;            // keys that one TMA box brings: a divisor of the page size and of the tile's keys
+};
+
 struct LoadParams {
   CUtensorMap q;  // (D, packed heads, Sq, head groups, B), box (64, packed heads, queries per slab, 1, 1)
-  CUtensorMap k;  // (D, Sk, Hk, B), box (64, keys of a block, 1, 1)
-  CUtensorMap v;  // (Dv, Sk, Hk, B), box (64, keys of a block, 1, 1)
+  CUtensorMap
+      k;  // (D, Sk, Hk, B), box (64, keys of a block, 1, 1); pages: (D, page size, Hk, pages), box (64, box keys, 1, 1)
+  CUtensorMap v;  // the same with Dv
+  PageParams pages;
   FastDivmod groups_per_head_k;  // head groups that read one K/V head
-  std::uint32_t query_rows;      // rows of a slab that a box of q fills: packed heads x queries per slab
+  std::uint32_t query_rows;      // rows of a slab that a box of q fills: packed heads x queries
+  int queries_per_slab;
 };
 
 struct SoftmaxParams {
@@ -26,26 +40,42 @@ struct SoftmaxParams {
   float softcap_inner;  // softmax scale / softcap, 0 without softcap
 };
 
+// Results of parts of tiles, to be merged by the combine kernel.
+struct PartialParams {
+  float* out = nullptr;  // (slots, rows, Dv), divided by the row sum
+  float* lse = nullptr;  // (slots, rows), as exponents of 2
+  int rows = 0;          // of a tile that can hold a query
+};
+
 struct EpilogueParams {
   CUtensorMap out;  // as q, with Dv; used when out_by_tma
   void* out_pointer;
   std::int64_t out_stride_batch, out_stride_row, out_stride_head;  // elements
-  float* lse;                                                      // (B, Hq, Sq) or nullptr
+  float* lse;                                                      // nullptr: not wanted
+  std::int64_t lse_stride_batch, lse_stride_head;                  // elements; rows are contiguous
   void const* sinks;
   DataType sinks_type;
-  int heads_q;
-  int head_dim_v;  // of the tensor: at most the tile's
-  bool out_by_tma;
+  int head_dim_v;    // of the tensor: at most the tile's
+  int rows;          // of q in one batch entry: no row outside is written
+  bool out_by_tma;   // base and strides are multiples of 16 bytes
+  bool clip_by_tma;  // rows past a sequence are past the tensor, too: TMA leaves them out
+  PartialParams partial;
 };
 
-struct PrefillParams {
+struct AttentionParams {
   LoadParams load;
   EpilogueParams epilogue;
-  SchedulerParams scheduler;
+  SchedulerParams scheduler;  // of dense calls whose CTAs take whole tiles
+  ScheduleParams schedule;    // of all others
+  SequenceParams sequences;
   SoftmaxParams softmax;
   Packing packing;
   MaskParams mask;
-  SeqlenQK len;
+  BlockAlignment alignment;    // unit: of pages; its shift is the sequence's
+  int keys_in_l2 = 1;          // of one head: how many keys and values leave room in L2 for other data
+  int sharing = 1;             // head groups that read the same K and V
+  bool listed = false;         // work comes from `schedule`, not from `scheduler`
+  bool wait_at_start = false;  // for the kernel before, whose results are read
 };
 
 }  // namespace hopper_attention

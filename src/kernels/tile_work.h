@@ -1,4 +1,5 @@
-// What one tile has to do. Every warp derives it by the same function, so that all agree on how many blocks there are.
+// What one tile, or a part of it, has to do. The scheduler warp computes it; all other warps read it, so that all
+// agree.
 #pragma once
 
 #include "kernels/block_range.h"
@@ -7,12 +8,13 @@
 namespace hopper_attention {
 
 struct TileWork {
-  Tile tile;
-  QueryRange queries;
-  int queries_per_slab;
-  int head_k;
-  int seqlen_k;
-  BlockRange range;
+  int head = 0;  // head group
+  int head_k = 0;
+  QueryRange queries{0, -1};
+  Sequence sequence{};
+  BlockRange range{};
+  int slot = -1;      // of the workspace that takes a partial result; -1: this is the whole tile
+  bool last = false;  // there is no more work, and nothing else in here counts
 
   HA_HOST_DEVICE int first_key(int n, int block) const { return range.origin + n * block; }
 
@@ -25,19 +27,22 @@ struct TileWork {
   // Keys past the end of the tensor arrive as zeros; keys that exist but are outside the tile's view must be zeroed.
   HA_HOST_DEVICE bool hides_rows(int n, int block) const {
     KeyInterval const keep = rows_to_keep(n, block);
-    int const arriving = min_of(seqlen_k - first_key(n, block), block);
+    int const arriving = min_of(sequence.k_memory - first_key(n, block), block);
     return keep.begin > 0 || keep.end < arriving;
   }
 };
 
-HA_HOST_DEVICE TileWork tile_work(PrefillParams const& p, int slabs, int keys, Tile tile) {
-  QueryRange const queries = query_range(p.packing, slabs, tile.m, p.len.q);
-  return {tile,
-          queries,
-          p.packing.queries_per_slab,
-          p.load.groups_per_head_k.quotient(tile.head),
-          p.len.k,
-          block_range(p.mask, queries.first, queries.last, p.len, keys)};
+// `slabs` and `keys` are the tile's. Without queries (queries.last < queries.first) there is nothing to do.
+HA_HOST_DEVICE TileWork tile_work(AttentionParams const& p, int slabs, int keys, WorkItem const& item,
+                                  Sequence const& sequence) {
+  QueryRange const queries = query_range(p.packing, slabs, item.m, sequence.len.q);
+  TileWork work{item.head, p.load.groups_per_head_k.quotient(item.head), queries, sequence};
+  work.slot = item.slot;
+  if (queries.last < queries.first) { return work; }
+  BlockAlignment const alignment{p.alignment.unit, sequence.k_row};
+  BlockRange const range = block_range(p.mask, queries.first, queries.last, sequence.len, keys, alignment);
+  work.range = part_of(range, item.first, item.last, item.units);
+  return work;
 }
 
 }  // namespace hopper_attention

@@ -20,44 +20,53 @@ struct TmaLoader {
 
   static constexpr uint64_t kStream = static_cast<uint64_t>(TMA::CacheHintSm90::EVICT_FIRST);  // read by one tile
   static constexpr uint64_t kKeep = static_cast<uint64_t>(TMA::CacheHintSm90::EVICT_LAST);     // read by many tiles
+  static constexpr uint64_t kHintKeys = Traits::kKeysReadOnce ? kStream : kKeep;
 
   LoadParams const& params;
   SharedStorage& shared;
+  int lane;
 
   // One slab for each consumer warpgroup, as soon as that warpgroup has left its slab of the tile before.
   __device__ __forceinline__ void load_queries(TileWork const& work, uint32_t phase) const {
+    if (lane != 0) { return; }
+    Sequence const& sequence = work.sequence;
     CUTE_UNROLL
     for (int w = 0; w < Traits::kConsumerWarpgroups; ++w) {
       wait_barrier(shared.q_empty[w], phase ^ 1);
       expect_bytes(shared.q_full[w], query_bytes());
-      int const query = work.queries.first + w * work.queries_per_slab;
+      int const row = sequence.q_row + work.queries.first + w * params.queries_per_slab;
       CUTE_UNROLL
       for (int c = 0; c < Traits::kHeadDim; c += Traits::kSlabColumns) {
-        SM90_TMA_LOAD_5D::copy(&params.q, &shared.q_full[w], kStream, shared.q[w] + c * kSlabRows, c, 0, query,
-                               work.tile.head, work.tile.batch);
+        SM90_TMA_LOAD_5D::copy(&params.q, &shared.q_full[w], kStream, shared.q[w] + c * kSlabRows, c, 0, row, work.head,
+                               sequence.q_batch);
       }
     }
   }
 
-  // Keys one block ahead of values, so that S of block n - 1 starts under P V of block n.
+  // Keys one block ahead of values, so that S of block n - 1 starts under P V of block n. All lanes of a warp.
   __device__ __forceinline__ void load_keys_values(TileWork const& work, State& write) const {
-    BlockRange const& range = work.range;
-    load_k(work, range.end - 1, write);
+    BlockRange const range = work.range;
+    Pages current = find_pages(work, range.end - 1);
+    Pages next = find_pages(work, range.end - 2);
+    load_k(work, range.end - 1, current, write);
     ++write;
     for (int n = range.end - 1; n > range.begin; --n) {
-      load_k(work, n - 1, write);
+      Pages const ahead = find_pages(work, n - 2);  // long before they are needed
+      load_k(work, n - 1, next, write);
       ++write;
-      load_v(work, n, write);
+      load_v(work, n, current, write);
       ++write;
+      current = next;
+      next = ahead;
     }
-    load_v(work, range.begin, write);
+    load_v(work, range.begin, current, write);
     ++write;
   }
 
   // Zeroes the rows of V outside the keys that the tile sees: their probabilities are 0, but 0 x NaN is NaN. Called by
   // one warp, which walks the ring beside the loading warp.
   __device__ __forceinline__ void hide_values(TileWork const& work, State& read, uint32_t& landed_phases) const {
-    BlockRange const& range = work.range;
+    BlockRange const range = work.range;
     ++read;  // K of the last block
     for (int n = range.end - 1; n >= range.begin; --n) {
       if (n > range.begin) { ++read; }  // K n - 1
@@ -69,36 +78,84 @@ struct TmaLoader {
         zero_rows(shared.ring[read.slot], keep.end, Traits::kKeys);
         tma_store_fence();  // ordinary stores before the reads of WGMMA
         __syncwarp();
-        if (threadIdx.x % 32 == 0) { arrive_barrier(shared.full[read.slot]); }
+        if (lane == 0) { arrive_barrier(shared.full[read.slot]); }
       }
       ++read;
     }
   }
 
  private:
+  // Pages of the boxes of one block that this lane brings: box lane, lane + 32, ...
+  struct Pages {
+    int id[ceil_div(Traits::kKeys, 32)];
+  };
+
+  __device__ __forceinline__ bool paged() const { return params.pages.table != nullptr; }
+
+  // A page that does not exist is -1, or whatever the table says: TMA delivers zeros for it.
+  __device__ __forceinline__ Pages find_pages(TileWork const& work, int n) const {
+    Pages pages;
+    PageParams const& p = params.pages;
+    CUTE_UNROLL
+    for (int i = 0; i < ceil_div(Traits::kKeys, 32); ++i) {
+      int const box = (i * 32 + lane) * p.box_keys;
+      pages.id[i] = -1;
+      if (paged() && n >= work.range.begin && box < Traits::kKeys) {
+        int const index = p.size.quotient(work.sequence.k_row + work.first_key(n, Traits::kKeys) + box);
+        if (index < p.width) { pages.id[i] = p.table[work.sequence.batch * p.stride + index]; }
+      }
+    }
+    return pages;
+  }
+
   // Idle rows of a packed slab are not written; boxes of the tensor map hold whole queries.
   __device__ __forceinline__ uint32_t query_bytes() const {
     return params.query_rows * Traits::kHeadDim * static_cast<uint32_t>(sizeof(Element));
   }
 
-  __device__ __forceinline__ void load_k(TileWork const& work, int n, State const& write) const {
+  __device__ __forceinline__ void load_k(TileWork const& work, int n, Pages const& pages, State const& write) const {
     wait_barrier(shared.empty[write.slot], write.phase ^ 1);
-    expect_bytes(shared.full[write.slot], Traits::kBytesK);
-    CUTE_UNROLL
-    for (int c = 0; c < Traits::kHeadDim; c += Traits::kSlabColumns) {
-      SM90_TMA_LOAD_4D::copy(&params.k, &shared.full[write.slot], kKeep, shared.ring[write.slot] + c * Traits::kKeys, c,
-                             work.first_key(n, Traits::kKeys), work.head_k, work.tile.batch);
-    }
+    uint64_t& arrival = shared.full[write.slot];
+    if (lane == 0) { expect_bytes(arrival, Traits::kBytesK); }
+    __syncwarp();
+    load_block<Traits::kHeadDim, Traits::kSlabColumns>(params.k, arrival, shared.ring[write.slot], work, n, pages);
   }
 
-  __device__ __forceinline__ void load_v(TileWork const& work, int n, State const& write) const {
+  __device__ __forceinline__ void load_v(TileWork const& work, int n, Pages const& pages, State const& write) const {
     wait_barrier(shared.empty[write.slot], write.phase ^ 1);
     uint64_t& arrival = work.hides_rows(n, Traits::kKeys) ? shared.landed[write.slot] : shared.full[write.slot];
-    expect_bytes(arrival, Traits::kBytesV);
+    if (lane == 0) { expect_bytes(arrival, Traits::kBytesV); }
+    __syncwarp();
+    load_block<Traits::kHeadDimV, Traits::kSlabColumnsV>(params.v, arrival, shared.ring[write.slot], work, n, pages);
+  }
+
+  // Block n into a ring slot, column slab by column slab: one box of all keys, or one for each piece of a page.
+  template <int kColumns, int kSlabColumns>
+  __device__ __forceinline__ void load_block(CUtensorMap const& map, uint64_t& arrival, Element* slot,
+                                             TileWork const& work, int n, Pages const& pages) const {
+    int const place = work.sequence.k_row + work.first_key(n, Traits::kKeys);
+    if (!paged()) {
+      if (lane == 0) {
+        CUTE_UNROLL
+        for (int c = 0; c < kColumns; c += kSlabColumns) {
+          SM90_TMA_LOAD_4D::copy(&map, &arrival, kHintKeys, slot + c * Traits::kKeys, c, place, work.head_k,
+                                 work.sequence.k_batch);
+        }
+      }
+      return;
+    }
+    PageParams const& p = params.pages;
     CUTE_UNROLL
-    for (int c = 0; c < Traits::kHeadDimV; c += Traits::kSlabColumnsV) {
-      SM90_TMA_LOAD_4D::copy(&params.v, &arrival, kKeep, shared.ring[write.slot] + c * Traits::kKeys, c,
-                             work.first_key(n, Traits::kKeys), work.head_k, work.tile.batch);
+    for (int i = 0; i < ceil_div(Traits::kKeys, 32); ++i) {
+      int const box = (i * 32 + lane) * p.box_keys;
+      if (box < Traits::kKeys) {
+        int const row = p.size.remainder(place + box);
+        CUTE_NO_UNROLL  // unrolled, the addresses do not fit in a producer's registers
+            for (int c = 0; c < kColumns; c += kSlabColumns) {
+          SM90_TMA_LOAD_4D::copy(&map, &arrival, kHintKeys, slot + c * Traits::kKeys + box * kSlabColumns, c, row,
+                                 work.head_k, pages.id[i]);
+        }
+      }
     }
   }
 
@@ -108,7 +165,7 @@ struct TmaLoader {
     constexpr int kPieces = Traits::kSlabColumnsV * sizeof(Element) / 16;
     for (int c = 0; c < Traits::kHeadDimV; c += Traits::kSlabColumnsV) {
       uint4* slab = reinterpret_cast<uint4*>(block + c * Traits::kKeys);
-      for (int i = begin * kPieces + threadIdx.x % 32; i < end * kPieces; i += 32) { slab[i] = uint4{0, 0, 0, 0}; }
+      for (int i = begin * kPieces + lane; i < end * kPieces; i += 32) { slab[i] = uint4{0, 0, 0, 0}; }
     }
   }
 };

@@ -1,4 +1,4 @@
-// Compile-time facts of one prefill kernel: types, layouts, threads, registers, shared memory.
+// Compile-time facts of one attention kernel: types, layouts, threads, registers, shared memory.
 #pragma once
 
 #include "kernels/cute.h"
@@ -6,6 +6,7 @@
 #include "hopper_attention/types.h"
 #include "kernels/softmax.h"
 #include "kernels/tile_geometry.h"
+#include "kernels/tile_work.h"
 #include "kernels/wgmma_shapes.h"
 
 namespace hopper_attention {
@@ -13,7 +14,7 @@ namespace hopper_attention {
 using namespace cute;
 
 template <class Element_, TileConfig kTile_>
-struct PrefillTraits {
+struct AttentionTraits {
   using Element = Element_;
   static constexpr TileConfig kTile = kTile_;
 
@@ -26,9 +27,15 @@ struct PrefillTraits {
 
   static constexpr int kConsumerWarpgroups = kTile.rows / kSlabRows;
   static constexpr int kThreads = (kConsumerWarpgroups + 1) * cutlass::NumThreadsPerWarpGroup;
-  // Registers of a thread after setmaxnreg; together at most 64 Ki on an SM.
-  static constexpr int kConsumerRegisters = kConsumerWarpgroups == 3 ? 160 : kConsumerWarpgroups == 2 ? 232 : 224;
-  static constexpr int kProducerRegisters = kConsumerWarpgroups == 3 ? 32 : 40;
+  // Registers of a thread after setmaxnreg; together at most 64 Ki on an SM. The scheduler warp needs the producers'.
+  static constexpr int kConsumerRegisters = kConsumerWarpgroups == 3   ? 160
+                                            : kConsumerWarpgroups == 2 ? 232
+                                            : kTile.per_sm == 1        ? 240
+                                                                       : 200;
+  static constexpr int kProducerRegisters = kConsumerWarpgroups == 3   ? 32
+                                            : kConsumerWarpgroups == 2 ? 48
+                                            : kTile.per_sm == 1        ? 96
+                                                                       : 56;
 
   // While one warpgroup computes exponentials, the other one multiplies: with wide heads the accumulators leave no time
   // to hide.
@@ -43,6 +50,9 @@ struct PrefillTraits {
   // How many of a thread's two rows of exponentials fit under O += P V; the others hide the rescaling of O and the
   // rounding of P. Figures in docs/performance-notes.md.
   static constexpr int kRowsUnderPv = kHeadDimV <= 64 ? 0 : kHeadDimV <= 128 ? 1 : 2;
+
+  // One warpgroup has so few queries that K and V are read by one tile of each head.
+  static constexpr bool kKeysReadOnce = kConsumerWarpgroups == 1;
 
   template <int kColumns>
   using AtomK = conditional_t<kColumns == 64, GMMA::Layout_K_SW128_Atom<Element>, GMMA::Layout_K_SW64_Atom<Element>>;
@@ -76,8 +86,11 @@ struct PrefillTraits {
   static constexpr int kBytesK = kKeys * kHeadDim * sizeof(Element);
   static constexpr int kBytesV = kKeys * kHeadDimV * sizeof(Element);
 
-  static constexpr int kSharedLimit = 227 * 1024;
-  static constexpr int kBarrierBytes = 1024;
+  static constexpr int kSharedLimit = 228 * 1024 / kTile.per_sm - 1024;
+  static constexpr int kBarrierBytes = 1024;  // and work items
+  // How many items the scheduler is ahead. Items of one query are short; where CTAs draw their tiles, each one ahead is
+  // one that no other CTA can take.
+  static constexpr int kWorkSlots = kConsumerWarpgroups == 1 ? 4 : 2;
   // With a buffer of its own, O is stored under the next tile; without, it takes the place of Q.
   static constexpr bool kOwnOutputBuffer = kConsumerWarpgroups * (kBytesQ + kSlabElementsO * int(sizeof(Element))) +
                                                kStages * kSlotElements * int(sizeof(Element)) + kBarrierBytes <=
@@ -92,6 +105,9 @@ struct PrefillTraits {
     uint64_t full[kStages];    // a block of K or V can be read
     uint64_t empty[kStages];   // every consumer warp is done with it
     uint64_t landed[kStages];  // a block of V has arrived, but some of its rows are still to be hidden
+    TileWork work[kWorkSlots];
+    uint64_t work_full[kWorkSlots];
+    uint64_t work_empty[kWorkSlots];  // every warp is done with it
   };
 
   CUTE_DEVICE static Element* output_slab(SharedStorage& shared, int warpgroup) {

@@ -1,12 +1,12 @@
-// The prefill kernels of one (dtype, head dim), for the kernel table: one for each row of kTiles.
+// The attention kernels of one (dtype, head dim), for the kernel table: one for each row of kTiles.
 #pragma once
 
 #include <array>
 #include <span>
 #include <utility>
 
+#include "kernels/attention_kernel.h"
 #include "kernels/kernel_entry.h"
-#include "kernels/prefill_kernel.h"
 #include "kernels/tile_config.h"
 
 namespace hopper_attention {
@@ -17,14 +17,13 @@ constexpr DataType data_type_of() {
 }
 
 template <class Element, TileConfig kTile>
-KernelEntry prefill_entry() {
-  using Traits = PrefillTraits<Element, kTile>;
-  return {
-      KernelFamily::kPrefill, data_type_of<Element>(), kTile, reinterpret_cast<void const*>(&prefill_kernel<Traits>),
-      Traits::kThreads,       Traits::kSharedBytes};
+KernelEntry attention_entry() {
+  using Traits = AttentionTraits<Element, kTile>;
+  return {family_of(kTile), data_type_of<Element>(), kTile, reinterpret_cast<void const*>(&attention_kernel<Traits>),
+          Traits::kThreads, Traits::kSharedBytes};
 }
 
-// The different tiles of a head dim; two mask classes may share one.
+// The different tiles of a head dim; two uses may share one.
 template <int kHeadDim, int kHeadDimV>
 constexpr auto tiles_of_head_dim() {
   std::array<TileConfig, kTiles.size()> tiles{};
@@ -41,15 +40,15 @@ template <int kHeadDim, int kHeadDimV>
 inline constexpr auto kTilesOf = tiles_of_head_dim<kHeadDim, kHeadDimV>();
 
 template <class Element, int kHeadDim, int kHeadDimV, std::size_t... I>
-std::array<KernelEntry, sizeof...(I)> make_prefill_entries(std::index_sequence<I...>) {
-  return {prefill_entry<Element, kTilesOf<kHeadDim, kHeadDimV>.first[I]>()...};
+std::array<KernelEntry, sizeof...(I)> make_attention_entries(std::index_sequence<I...>) {
+  return {attention_entry<Element, kTilesOf<kHeadDim, kHeadDimV>.first[I]>()...};
 }
 
 template <class Element, int kHeadDim, int kHeadDimV>
-std::span<KernelEntry const> prefill_entries() {
+std::span<KernelEntry const> attention_entries() {
   constexpr int kCount = kTilesOf<kHeadDim, kHeadDimV>.second;
   static_assert(kCount > 0, "kTiles has no row for this head dim");
-  static auto const entries = make_prefill_entries<Element, kHeadDim, kHeadDimV>(std::make_index_sequence<kCount>{});
+  static auto const entries = make_attention_entries<Element, kHeadDim, kHeadDimV>(std::make_index_sequence<kCount>{});
   return entries;
 }
 
