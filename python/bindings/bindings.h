@@ -1,6 +1,8 @@
 // The parts of the module, each with its own file.
 #pragma once
 
+#include <string>
+
 #include <nanobind/nanobind.h>
 
 #include "hopper_attention/forward.h"
@@ -20,5 +22,6 @@ void bind_testing(nb::module_& module);
 // "bfloat16", "float16", "float32", "int32", "uint8"; "unsupported" for anything else.
 char const* dtype_text(DataType dtype);
 char const* family_text(KernelFamily family);
+DataType parse_dtype(std::string const& text);  // kUnsupported for anything else
 
 }  // namespace hopper_attention::python

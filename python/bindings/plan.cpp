@@ -43,14 +43,14 @@ char const* family_text(KernelFamily family) {
   return "none";
 }
 
-namespace {
-
 DataType parse_dtype(std::string const& text) {
   for (DataType const dtype : {DataType::kBFloat16, DataType::kFloat16, DataType::kFloat32}) {
     if (text == dtype_text(dtype)) { return dtype; }
   }
   return DataType::kUnsupported;
 }
+
+namespace {
 
 std::string tile_text(TileConfig const& tile) {
   return "Tile(rows=" + std::to_string(tile.rows) + ", keys=" + std::to_string(tile.keys) +
@@ -68,7 +68,7 @@ Plan make_plan(DeviceInfo const& device, std::string const& dtype, std::int64_t 
                std::int64_t seqlen_k, std::int64_t heads_q, std::int64_t heads_k, std::int64_t head_dim,
                std::int64_t head_dim_v, bool has_sinks, bool causal, std::int64_t window_left,
                std::int64_t window_right, std::int64_t attention_chunk, double softcap, std::int64_t num_splits,
-               std::int64_t sm_margin, bool batch_invariant) {
+               std::int64_t sm_margin, bool batch_invariant, std::int64_t page_size) {
   ProblemShape const shape{
       .dtype = parse_dtype(dtype),
       .batch = batch,
@@ -79,6 +79,7 @@ Plan make_plan(DeviceInfo const& device, std::string const& dtype, std::int64_t 
       .head_dim = head_dim,
       .head_dim_v = head_dim_v,
       .has_sinks = has_sinks,
+      .page_size = page_size,
   };
   Arguments options;
   options.causal = causal;
@@ -144,7 +145,8 @@ void bind_plan(nb::module_& module) {
              nb::arg("head_dim_v"), nb::arg("has_sinks") = false, nb::arg("causal") = false,
              nb::arg("window_left") = -1, nb::arg("window_right") = -1, nb::arg("attention_chunk") = 0,
              nb::arg("softcap") = 0.0, nb::arg("num_splits") = 0, nb::arg("sm_margin") = 0,
-             nb::arg("batch_invariant") = false, "The plan of a call of this shape on `device`; needs no GPU.");
+             nb::arg("batch_invariant") = false, nb::arg("page_size") = 0,
+             "The plan of a call of this shape on `device`; needs no GPU.");
 }
 
 }  // namespace hopper_attention::python
