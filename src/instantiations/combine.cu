@@ -5,9 +5,9 @@
 namespace hopper_attention {
 namespace {
 
-// For each SM, as many as their registers allow: 80 and 64 for a thread.
+// For each SM, as many as leave the registers for all loads of a thread: 80.
 constexpr int kMergeBlocks = 3;
-constexpr int kCombineBlocks = 4;
+constexpr int kCombineBlocks = 3;
 
 struct RowIndex {
   int batch;
@@ -44,6 +44,23 @@ __device__ __forceinline__ Unit unit_at(RowGrid const& grid, int index) {
 template <class T>
 __device__ __forceinline__ uint4 load_vector(T const* source) {
   return __ldcs(reinterpret_cast<uint4 const*>(source));
+}
+
+// Loads under a predicate: as branches, each would wait for the one before it.
+__device__ __forceinline__ uint4 load_vector_if(bool wanted, float const* source) {
+  uint4 raw = make_uint4(0, 0, 0, 0);
+  asm volatile("{.reg .pred p; setp.ne.s32 p, %5, 0; @p ld.global.cs.v4.u32 {%0, %1, %2, %3}, [%4];}"
+               : "+r"(raw.x), "+r"(raw.y), "+r"(raw.z), "+r"(raw.w)
+               : "l"(source), "r"(static_cast<int>(wanted)));
+  return raw;
+}
+
+__device__ __forceinline__ float load_lse_if(bool wanted, float const* source) {
+  float lse = minus_infinity();
+  asm volatile("{.reg .pred p; setp.ne.s32 p, %2, 0; @p ld.global.f32 %0, [%1];}"
+               : "+f"(lse)
+               : "l"(source), "r"(static_cast<int>(wanted)));
+  return lse;
 }
 
 // Up to kParts parts of a row, all of them in registers. out may be the out of a part, and lse its lse.
@@ -106,9 +123,12 @@ __global__ void __launch_bounds__(kMergeThreads, kCombineBlocks) combine(__grid_
   Unit const unit = unit_at(params.grid, index);
   RowIndex const row = row_index(params.grid, unit.row);
   StateView const& first = params.first;
-  float const* const lse = first.lse + offset(first.lse_stride, row);
-  float const* const out =
-      static_cast<float const*>(first.out) + offset(first.out_stride, row) + unit.vector * kColumns;
+  float const* lse = first.lse + offset(first.lse_stride, row) + slice * params.lse_part_stride;
+  float const* out = static_cast<float const*>(first.out) + offset(first.out_stride, row) + unit.vector * kColumns +
+                     slice * params.out_part_stride;
+  // To the next part of this slice; behind the last part the pointers are not followed.
+  std::int64_t const lse_step = params.slices * params.lse_part_stride;
+  std::int64_t const out_step = params.slices * params.out_part_stride;
 
   RunningMerge<kColumns> merge;
   bool const works = unit.stored && slice < params.slices;
@@ -116,26 +136,34 @@ __global__ void __launch_bounds__(kMergeThreads, kCombineBlocks) combine(__grid_
     float lses[kCombineParts];
 #pragma unroll
     for (int i = 0; i < kCombineParts; ++i) {
-      int const part = begin + i * params.slices;
-      lses[i] = part < params.count ? part_lse(lse[part * params.lse_part_stride]) : minus_infinity();
+      lses[i] = load_lse_if(begin + i * params.slices < params.count, lse);
+      lse += lse_step;
     }
-    float largest = lses[0];
+    float largest = minus_infinity();
 #pragma unroll
-    for (int i = 1; i < kCombineParts; ++i) { largest = fmaxf(largest, lses[i]); }
+    for (int i = 0; i < kCombineParts; ++i) {
+      lses[i] = part_lse(lses[i]);
+      largest = fmaxf(largest, lses[i]);
+    }
     float const maximum = merge.raise_maximum(largest);
     uint4 vectors[kCombineParts];
 #pragma unroll
+    for (int i = 0; i < kCombineParts; ++i) { lses[i] = part_weight(lses[i], maximum); }
+#pragma unroll
     for (int i = 0; i < kCombineParts; ++i) {
-      lses[i] = part_weight(lses[i], maximum);
-      int const part = begin + i * params.slices;
-      vectors[i] = make_uint4(0, 0, 0, 0);
-      if (lses[i] != 0.0F) { vectors[i] = load_vector(out + part * params.out_part_stride); }
+      vectors[i] = load_vector_if(lses[i] != 0.0F, out);
+      out += out_step;
     }
 #pragma unroll
     for (int i = 0; i < kCombineParts; ++i) {
       float values[kColumns];
       unpack(vectors[i], values, static_cast<float const*>(nullptr));
-      merge.add(lses[i], 1.0F, values);
+      merge.total += lses[i];
+      // Without a look at the weight: what was not loaded is 0, and predicates are few.
+#pragma unroll
+      for (int column = 0; column < kColumns; ++column) {
+        merge.acc[column] = fmaf(lses[i], values[column], merge.acc[column]);
+      }
     }
   }
 
