@@ -12,6 +12,7 @@
 #include <cuda_fp16.h>
 
 #include <cstdint>
+#include <cstring>
 
 #include "kernels/append_params.h"
 
@@ -119,8 +120,10 @@ struct Pair<__half> {
 // A vector of `Element`, or half of one.
 template <class Element, int kCount, class Vector>
 __device__ __forceinline__ void unpack(Vector vector, float (&values)[kCount]) {
+  using PairType = typename Pair<Element>::Type;
   static_assert(sizeof(Vector) == kCount * sizeof(Element));
-  auto const* const pairs = reinterpret_cast<typename Pair<Element>::Type const*>(&vector);
+  PairType pairs[kCount / 2];
+  std::memcpy(pairs, &vector, sizeof(vector));
 #pragma unroll
   for (int i = 0; i < kCount / 2; ++i) {
     float2 const pair = Pair<Element>::unpack(pairs[i]);
@@ -131,10 +134,11 @@ __device__ __forceinline__ void unpack(Vector vector, float (&values)[kCount]) {
 
 template <class Element>
 __device__ __forceinline__ uint4 pack(float const (&values)[kColumns]) {
-  uint4 vector;
-  auto* const pairs = reinterpret_cast<typename Pair<Element>::Type*>(&vector);
+  typename Pair<Element>::Type pairs[kColumns / 2];
 #pragma unroll
   for (int i = 0; i < kColumns / 2; ++i) { pairs[i] = Pair<Element>::pack(values[2 * i], values[2 * i + 1]); }
+  uint4 vector;
+  std::memcpy(&vector, pairs, sizeof(vector));
   return vector;
 }
 
@@ -224,11 +228,13 @@ __device__ __forceinline__ uint4 rotate(RotaryParams const& rotary, Element cons
                         table_entry<Element>(rotary.cos, rotary.float32, cos_row + entry), first ? -sin : sin);
   }
   // 2 * half is even: no pair is cut. The others keep their bits.
-  auto* const pairs = reinterpret_cast<typename Pair<Element>::Type*>(&vector);
+  typename Pair<Element>::Type pairs[kColumns / 2];
+  std::memcpy(pairs, &vector, sizeof(vector));
 #pragma unroll
   for (int i = 0; i < kColumns / 2; ++i) {
     if (column + 2 * i < 2 * half) { pairs[i] = Pair<Element>::pack(turned[2 * i], turned[2 * i + 1]); }
   }
+  std::memcpy(&vector, pairs, sizeof(vector));
   return vector;
 }
 
