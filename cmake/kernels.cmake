@@ -3,6 +3,7 @@ include(cuda_compiler)
 
 list(APPEND kernel_sources ${CMAKE_CURRENT_SOURCE_DIR}/src/instantiations/combine.cu)
 list(APPEND kernel_sources ${CMAKE_CURRENT_SOURCE_DIR}/src/instantiations/append.cu)
+list(APPEND kernel_sources ${CMAKE_CURRENT_SOURCE_DIR}/src/instantiations/schedule.cu)
 add_library(hopper_attention_kernels OBJECT ${kernel_sources})
 target_include_directories(hopper_attention_kernels PRIVATE include src)
 target_include_directories(hopper_attention_kernels SYSTEM PRIVATE ${cutlass_include})

@@ -93,7 +93,20 @@ struct DeviceInfo {
   std::int64_t l2_bytes = 0;
 };
 
-// What was decided, and why.
+// One attention kernel of a plan.
+struct KernelPlan {
+  KernelFamily family = KernelFamily::kNone;
+  TileConfig tile;
+  int ctas = 0;  // size of the persistent grid
+  int threads = 0;
+  bool may_split = false;         // tiles may be cut along the keys, so that every block gets the same share
+  std::int64_t most_tiles = 0;    // bounds of what the schedule may hold
+  std::int64_t most_units = 0;    // key blocks of all tiles, or splits of fixed size
+  std::int64_t partial_slots = 0;  // parts of tiles that the workspace has room for
+  int partial_rows = 0;            // query rows of each
+};
+
+// What was decided, and why. The fields that KernelPlan has, too, are those of the first kernel.
 struct Plan {
   KernelFamily kernel = KernelFamily::kNone;
   DataType dtype = DataType::kUnsupported;
@@ -103,7 +116,14 @@ struct Plan {
   std::int64_t tiles = 0;
   int ctas = 0;  // size of the persistent grid
   int threads = 0;
-  int heads_per_pass = 0;  // head groups (of all sequences) whose tiles run together, so that their K and V stay in L2
+  int heads_per_pass = 0;  // of a dense call: head groups (of all sequences) whose tiles run together, so that their K and V stay in L2
+  bool listed = false;         // tiles come from the schedule of the step, not from their index alone
+  bool makes_schedule = false;  // which has to be computed first
+  bool fixed_splits = false;    // splits depend on a sequence alone (batch_invariant)
+  bool forces_splits = false;   // by units also where whole tiles fill the grid
+  int max_splits = 0;           // of a tile; 0: no bound
+  int keys_in_l2 = 0;           // of one K/V head
+  std::vector<KernelPlan> kernels;  // in the order of their launches; the combine kernel follows if any may split
   std::int64_t workspace_bytes = 0;
   std::vector<std::string> reasons;  // one line for each decision
 

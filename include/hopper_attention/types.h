@@ -49,6 +49,7 @@ struct TileConfig {
   int head_dim = 0;    // of q and k
   int head_dim_v = 0;  // of v and out
   int stages = 0;      // slots of the ring that K and V blocks share
+  int per_sm = 1;      // thread blocks that share an SM
 
   friend bool operator==(TileConfig const&, TileConfig const&) = default;
 };

@@ -71,15 +71,26 @@ std::shared_ptr<Plan const> const& cached_plan(Problem const& problem, int devic
 
 }  // namespace
 
-void forward(Arguments const& args, Stream stream) {
+void forward(Arguments const& args, Stream stream) { forward(args, stream, nullptr); }
+
+void forward(Arguments args, Stream stream, std::function<Tensor(std::int64_t)> const& allocate) {
   Problem const problem = validate(args);
-  int const device = args.q.device;
+  auto const run = [&](Plan const& plan) {
+    if (plan.workspace_bytes > 0 && !args.workspace.given() && allocate) {
+      args.workspace = allocate(plan.workspace_bytes);
+    }
+    backend.launch(plan, problem, args, stream);
+  };
   if (forced_plan) {
-    backend.launch(make_plan(problem, device), problem, args, stream);
+    run(make_plan(problem, args.q.device));
   } else {
-    backend.launch(*cached_plan(problem, device), problem, args, stream);
+    std::shared_ptr<Plan const> const plan =
+        cached_plan(problem, args.q.device);  // kept: allocate() may call forward()
+    run(*plan);
   }
 }
+
+std::int64_t schedule_size(std::int64_t batch) { return 1 + 4 * ((batch + 3) / 4 * 4); }
 
 char const* version() { return HOPPER_ATTENTION_VERSION; }
 

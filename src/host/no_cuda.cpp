@@ -52,4 +52,9 @@ void launch(Plan const& plan, Problem const& /*problem*/, Arguments const& /*arg
   raise<NotImplemented>("launch: ", kNoKernels);
 }
 
+void make_schedule(ScheduleArguments const& args, Stream /*stream*/) {
+  validate(args);
+  raise<NotImplemented>("get_scheduler_metadata: ", kNoKernels);
+}
+
 }  // namespace hopper_attention

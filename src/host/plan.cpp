@@ -6,6 +6,7 @@
 #include "hopper_attention/forward.h"
 #include "hopper_attention/testing.h"
 #include "host/require.h"
+#include "host/schedule_shape.h"
 #include "host/tile_order.h"
 #include "kernels/block_range.h"
 #include "kernels/host_device.h"
@@ -86,14 +87,17 @@ class Planner {
       because("kernel", "none: the output has no elements");
       return plan_;
     }
-    plan_.kernel = KernelFamily::kPrefill;
-    choose_tile();
-    choose_packing();
-    choose_splits();
-    choose_grid();
-    choose_order();
-    plan_.workspace_bytes = 0;
-    because("workspace", "0 bytes: nothing is merged afterwards");
+    choose_path();
+    if (plan_.listed) {
+      plan_listed();
+    } else {
+      plan_dense();
+    }
+    KernelPlan const& first = plan_.kernels.front();
+    plan_.kernel = first.family;
+    plan_.tile = first.tile;
+    plan_.ctas = first.ctas;
+    plan_.threads = first.threads;
     return plan_;
   }
 
@@ -108,8 +112,6 @@ class Planner {
             "problem: heads of q must be a multiple of heads of k, at least one: found ", problem_.heads_q, " and ",
             problem_.heads_k);
     require(device_.sm_count > 0, "device: the number of SMs must be at least 1, found ", device_.sm_count);
-    require(forced_.num_splits <= 1, "num_splits: the prefill kernel does not split the keys, ", forced_.num_splits,
-            " was forced");
   }
 
   std::int64_t output_elements() const {
@@ -141,30 +143,191 @@ class Planner {
     return static_cast<int>(sum / kSamples);
   }
 
-  void choose_tile() {
-    bool const masked = problem_.mask != MaskParams{};
-    int const keys = average_keys();
-    TileRow const* row =
-        find_tile(problem_.head_dim, problem_.head_dim_v, masked ? MaskClass::kMasked : MaskClass::kFull, keys);
+  // Few enough queries that one slab holds those of all heads of a K/V head.
+  bool decodes() const { return std::int64_t{problem_.seqlen_q} * scheduled_packing() <= kSlabRows; }
+  int scheduled_packing() const { return hopper_attention::scheduled_packing(problem_.heads_q, problem_.heads_k); }
+
+  int available_sms() const { return std::max(1, device_.sm_count - problem_.sm_margin); }
+  int most_ctas(TileConfig const& tile) const {
+    return forced_.ctas > 0 ? forced_.ctas : available_sms() * tile.per_sm;
+  }
+
+  static int threads_of(TileConfig const& tile) { return (tile.rows / kSlabRows + 1) * kWarpgroupThreads; }
+
+  TileRow const& tile_row(TileUse use, int keys) const {
+    TileRow const* const row = find_tile(problem_.head_dim, problem_.head_dim_v, use, keys);
     require<NotImplemented>(row != nullptr, "head_dim: no kernel holds head dims (", problem_.head_dim, ", ",
                             problem_.head_dim_v, ") of q and v; the largest is (", largest_tile().head_dim, ", ",
                             largest_tile().head_dim_v, ")");
+    return *row;
+  }
+
+  // A row of kTiles for a forced tile, of one of the uses; nullptr if none agrees.
+  template <class Fits>
+  TileRow const* forced_row(Fits uses) const {
+    auto const fits = [&](TileRow const& candidate) {
+      return uses(candidate.use) && agrees(candidate.tile, forced_.tile) &&
+             candidate.tile.head_dim >= problem_.head_dim && candidate.tile.head_dim_v >= problem_.head_dim_v;
+    };
+    auto const found = std::find_if(kTiles.begin(), kTiles.end(), fits);
+    return found == kTiles.end() ? nullptr : &*found;
+  }
+
+  [[noreturn]] void refuse_forced_tile() const {
+    raise<InvalidArgument>("tile: no kernel with head dims of at least (", problem_.head_dim, ", ", problem_.head_dim_v,
+                           ") agrees with the forced tile ", forced_.tile, " (0: any)");
+  }
+
+  void choose_path() {
+    char const* reason = nullptr;
+    if (problem_.ragged) {
+      reason = "lengths are on the device";
+    } else if (problem_.batch_invariant) {
+      reason = "splits of fixed size, so that no sequence depends on another";
+    } else if (forced_.num_splits >= 2) {
+      reason = "splits are forced";
+    } else if (problem_.num_splits != 1 && splitting_pays()) {
+      reason = "whole tiles would leave SMs idle";
+    }
+    plan_.listed = reason != nullptr;
+    plan_.makes_schedule = problem_.ragged && !problem_.has_metadata;
+    plan_.fixed_splits = problem_.batch_invariant;
+    if (plan_.listed) {
+      because("schedule", reason, "; ",
+              plan_.makes_schedule    ? "a kernel makes it first (get_scheduler_metadata makes it once for all layers)"
+              : problem_.has_metadata ? "the scheduler metadata given"
+                                      : "all sequences are alike, so that it follows from their number");
+    }
+  }
+
+  // For sequences that are all alike: what the kernels would decide.
+  bool splitting_pays() const {
+    TileConfig const tile = tile_row(decodes() ? TileUse::kDecode : TileUse::kRagged, 0).tile;
+    ScheduleParams params;
+    params.batch = problem_.batch;
+    params.alike = work_of_sequence(tile);
+    params.head_groups = problem_.heads_q / scheduled_packing();
+    params.ctas = most_ctas(tile);
+    params.may_split = true;
+    if (params.alike.units <= 1) { return false; }
+    return Schedule(params).by_units();
+  }
+
+  SequenceWork work_of_sequence(TileConfig const& tile) const {
+    return sequence_work(tile_shape(tile, scheduled_packing(), plan_.fixed_splits), problem_.mask,
+                         {problem_.seqlen_q, problem_.seqlen_k});
+  }
+
+  void plan_listed() {
+    plan_.packed_heads = scheduled_packing();
+    because("packing", plan_.packed_heads == 1 ? std::string("off")
+                                               : concat(plan_.packed_heads, " heads of q for each of k share a tile"));
+    bool const splits = problem_.num_splits != 1 || plan_.fixed_splits || forced_.num_splits >= 2;
+    if (decodes()) {
+      add_kernel(KernelFamily::kDecode, splits);
+    } else {
+      add_kernel(KernelFamily::kPrefill, splits && !plan_.fixed_splits);
+      if (splits && problem_.ragged) { add_kernel(KernelFamily::kDecode, splits); }
+    }
+    choose_workspace();
+  }
+
+  void add_kernel(KernelFamily family, bool may_split) {
+    bool const decode = family == KernelFamily::kDecode;
+    TileUse const use = decode ? TileUse::kDecode : TileUse::kRagged;
+    TileRow const* row = &tile_row(use, 0);
+    char const* why = row->why;
     if (forced_.tile != TileConfig{}) {
-      auto const fits = [&](TileRow const& candidate) {
-        return agrees(candidate.tile, forced_.tile) && candidate.tile.head_dim >= problem_.head_dim &&
-               candidate.tile.head_dim_v >= problem_.head_dim_v;
-      };
-      auto const found = std::find_if(kTiles.begin(), kTiles.end(), fits);
-      require(found != kTiles.end(), "tile: no kernel with head dims of at least (", problem_.head_dim, ", ",
-              problem_.head_dim_v, ") agrees with the forced tile ", forced_.tile, " (0: any)");
+      row = forced_row([&](TileUse candidate) { return candidate == use; });
+      if (row == nullptr) { refuse_forced_tile(); }
+      why = "forced";
+    }
+    KernelPlan kernel{family, row->tile, most_ctas(row->tile), threads_of(row->tile), may_split};
+    std::int64_t const groups = problem_.heads_q / plan_.packed_heads;
+    TileShape const shape = tile_shape(kernel.tile, plan_.packed_heads, plan_.fixed_splits);
+    // Each sequence may end with a tile that is not full.
+    std::int64_t const tiles = problem_.packed_q
+                                   ? problem_.total_q / shape.queries + problem_.batch
+                                   : std::int64_t{problem_.batch} * ceil_div(problem_.seqlen_q, shape.queries);
+    int const blocks = ceil_div(std::max(problem_.seqlen_k, 1), shape.keys) + 1;
+    std::int64_t const units = shape.fixed_split > 0 ? ceil_div(blocks, shape.fixed_split) : blocks;
+    kernel.most_tiles = tiles * groups;
+    require(kernel.most_tiles <= kMaxTiles, "q: the problem has up to ", kernel.most_tiles, " tiles, at most ",
+            kMaxTiles, " are possible; split the batch");
+    kernel.most_units = std::min(kMaxTiles, kernel.most_tiles * units);
+    kernel.ctas =
+        static_cast<int>(std::min<std::int64_t>(kernel.ctas, may_split ? kernel.most_units : kernel.most_tiles));
+    if (may_split) {
+      std::int64_t const rows_of_sequence = std::int64_t{problem_.seqlen_q} * plan_.packed_heads;
+      kernel.partial_rows =
+          decode ? static_cast<int>(std::min<std::int64_t>(kSlabRows, rows_of_sequence)) : kernel.tile.rows;
+      // A block cuts at most two tiles.
+      kernel.partial_slots = plan_.fixed_splits ? kernel.most_units : 2 * std::int64_t{kernel.ctas};
+    }
+    char const* const who =
+        problem_.ragged && may_split && !decodes() ? (decode ? "sequences with few queries: " : "the others: ") : "";
+    because("tile", who, family_name(family), " ", kernel.tile, ": ", why);
+    because("grid", kernel.ctas, " blocks of ", kernel.threads, " threads for up to ", kernel.most_tiles, " tiles");
+    plan_.tiles += kernel.most_tiles;
+    plan_.kernels.push_back(kernel);
+  }
+
+  void choose_workspace() {
+    std::int64_t parts = 0;
+    std::int64_t partial = 0;
+    bool may_split = false;
+    for (KernelPlan const& kernel : plan_.kernels) {
+      may_split = may_split || kernel.may_split;
+      partial += partial_bytes(kernel, problem_.head_dim_v);
+      parts += kernel.partial_slots;
+    }
+    plan_.forces_splits = forced_.num_splits >= 2;
+    int const bound = plan_.forces_splits ? forced_.num_splits : problem_.num_splits;
+    plan_.max_splits = plan_.fixed_splits ? 0 : bound;
+    plan_.keys_in_l2 = static_cast<int>(l2_budget() / ((problem_.head_dim + problem_.head_dim_v) * kElementBytes));
+    plan_.num_splits = may_split ? (plan_.fixed_splits || bound == 0 ? plan_.kernels.back().ctas : bound) : 1;
+    because("splits", !may_split ? std::string("1: ") + (problem_.num_splits == 1 ? "as asked" : "one is enough")
+                      : plan_.fixed_splits ? concat("every ", kFixedSplitKeys, " keys, for sequences with few queries")
+                      : bound == 0
+                          ? std::string("every block gets the same number of key blocks")
+                          : concat("every block gets the same number of key blocks, a tile at most ", bound, " parts"));
+    std::int64_t const schedule = plan_.makes_schedule ? aligned_bytes(schedule_size(problem_.batch) * 4) : 0;
+    plan_.workspace_bytes = partial + schedule;
+    because("workspace", megabytes(plan_.workspace_bytes), ": ", parts, " parts of tiles",
+            schedule > 0 ? concat(", ", schedule, " bytes for the schedule") : "");
+  }
+
+  void plan_dense() {
+    choose_tile();
+    choose_packing();
+    because("splits", problem_.num_splits == 1 ? "1: as asked" : "1: whole tiles use the SMs as well");
+    choose_grid();
+    choose_order();
+    plan_.workspace_bytes = 0;
+    because("workspace", "0 bytes: nothing is merged afterwards");
+    plan_.kernels.push_back({family_of(plan_.tile), plan_.tile, plan_.ctas, plan_.threads});
+  }
+
+  void choose_tile() {
+    bool const masked = problem_.mask != MaskParams{};
+    int const keys = average_keys();
+    bool const decode = decodes();
+    TileUse const use = decode ? TileUse::kDecode : masked ? TileUse::kMasked : TileUse::kFull;
+    TileRow const& row = tile_row(use, keys);
+    if (forced_.tile != TileConfig{}) {
+      TileRow const* const found = forced_row([](TileUse) { return true; });
+      if (found == nullptr) { refuse_forced_tile(); }
       plan_.tile = found->tile;
       because("tile", plan_.tile, ": forced");
     } else {
-      plan_.tile = row->tile;
-      because("tile", plan_.tile, ", for ", masked ? "a mask" : "full attention", " and ", keys,
-              " keys a query: ", row->why);
+      plan_.tile = row.tile;
+      because("tile", plan_.tile, ", for ",
+              decode   ? "few queries"
+              : masked ? "a mask"
+                       : "full attention",
+              " and ", keys, " keys a query: ", row.why);
     }
-    plan_.threads = (plan_.tile.rows / kSlabRows + 1) * kWarpgroupThreads;
+    plan_.threads = threads_of(plan_.tile);
   }
 
   void choose_packing() {
@@ -178,6 +341,9 @@ class Planner {
       because("packing", plan_.packed_heads, " heads share a tile: forced");
     } else if (g == 1) {
       because("packing", "off: every head of q has its own head of k");
+    } else if (decodes()) {
+      plan_.packed_heads = scheduled_packing();
+      because("packing", plan_.packed_heads, " heads of q for each of k share a tile, which holds all queries");
     } else if (g > kSlabRows) {
       because("packing", "off: ", g, " heads of q for each of k are more than the ", kSlabRows, " rows of a slab");
     } else if (tiles(g) * kPackingDenominator <= tiles(1) * kPackingNumerator) {
@@ -191,20 +357,17 @@ class Planner {
             " are possible; split the batch");
   }
 
-  void choose_splits() {
-    plan_.num_splits = 1;
-    because("splits", problem_.num_splits == 1 ? "1: as asked" : "1: the prefill kernel does not split the keys");
-  }
-
   void choose_grid() {
-    int const available = std::max(1, device_.sm_count - problem_.sm_margin);
-    plan_.ctas = static_cast<int>(std::min<std::int64_t>(plan_.tiles, forced_.ctas > 0 ? forced_.ctas : available));
+    int const available = most_ctas(plan_.tile);
+    plan_.ctas = static_cast<int>(std::min<std::int64_t>(plan_.tiles, available));
     because("grid", plan_.ctas, " blocks of ", plan_.threads, " threads for ", plan_.tiles, " tiles: ",
-            forced_.ctas > 0          ? "forced"
-            : plan_.tiles > available ? "one block on each SM takes tiles in turn"
-                                      : "one tile each",
+            forced_.ctas > 0          ? std::string("forced")
+            : plan_.tiles > available ? concat(plan_.tile.per_sm, " on each SM, which take tiles in turn")
+                                      : std::string("one tile each"),
             problem_.sm_margin > 0 ? concat(", sm_margin ", problem_.sm_margin, " leaves SMs free") : "");
   }
+
+  std::int64_t l2_budget() const { return static_cast<std::int64_t>(kL2Share * static_cast<double>(device_.l2_bytes)); }
 
   // Key blocks of each query block's tile, and what a tile costs beside them.
   std::vector<int> work_of_tiles() const {
@@ -229,8 +392,7 @@ class Planner {
     int const sharing = ratio() / plan_.packed_heads;  // groups that read the same K and V
     std::int64_t const kv_bytes =
         std::int64_t{problem_.seqlen_k} * (problem_.head_dim + problem_.head_dim_v) * kElementBytes;
-    auto const l2_budget = static_cast<std::int64_t>(kL2Share * static_cast<double>(device_.l2_bytes));
-    std::int64_t const fitting = kv_bytes == 0 ? all : std::min(all, l2_budget / kv_bytes * sharing);
+    std::int64_t const fitting = kv_bytes == 0 ? all : std::min(all, l2_budget() / kv_bytes * sharing);
     TileOrder const order = choose_tile_order({.sequence_heads = static_cast<int>(all),
                                                .sharing = sharing,
                                                .in_l2 = static_cast<int>(fitting),
@@ -258,10 +420,12 @@ Plan testing::plan_with(Problem const& problem, DeviceInfo const& device, Forced
 }
 
 std::string Plan::explain() const {
-  std::string text = kernel == KernelFamily::kNone
-                         ? std::string("plan: nothing to run\n")
-                         : concat("plan: ", family_name(kernel), " kernel, ", dtype_name(dtype), ", tile ", tile.rows,
-                                  "x", tile.keys, ", ", tiles, " tiles on ", ctas, " blocks\n");
+  std::string text =
+      kernel == KernelFamily::kNone
+          ? std::string("plan: nothing to run\n")
+          : concat("plan: ", family_name(kernel), " kernel, ", dtype_name(dtype), ", tile ", tile.rows, "x", tile.keys,
+                   ", ", listed ? "up to " : "", tiles, " tiles on ", ctas, " blocks",
+                   kernels.size() > 1 ? concat(", and a ", family_name(kernels[1].family), " kernel") : "", "\n");
   for (std::string const& reason : reasons) {
     std::size_t const colon = reason.find(':');
     std::string decision = reason.substr(0, colon);

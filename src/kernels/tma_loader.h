@@ -90,7 +90,7 @@ struct TmaLoader {
     int id[ceil_div(Traits::kKeys, 32)];
   };
 
-  __device__ __forceinline__ bool paged() const { return params.pages.table != nullptr; }
+  __device__ __forceinline__ bool paged() const { return Traits::kPages && params.pages.table != nullptr; }
 
   // A page that does not exist is -1, or whatever the table says: TMA delivers zeros for it.
   __device__ __forceinline__ Pages find_pages(TileWork const& work, int n) const {

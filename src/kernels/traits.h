@@ -27,13 +27,16 @@ struct AttentionTraits {
 
   static constexpr int kConsumerWarpgroups = kTile.rows / kSlabRows;
   static constexpr int kThreads = (kConsumerWarpgroups + 1) * cutlass::NumThreadsPerWarpGroup;
+  // The widest tiles are for dense calls only: their producers have no registers left for pages.
+  static constexpr bool kPages = kKeys <= 128;
+
   // Registers of a thread after setmaxnreg; together at most 64 Ki on an SM. The scheduler warp needs the producers'.
   static constexpr int kConsumerRegisters = kConsumerWarpgroups == 3   ? 160
-                                            : kConsumerWarpgroups == 2 ? 232
+                                            : kConsumerWarpgroups == 2 ? (kPages ? 232 : 240)
                                             : kTile.per_sm == 1        ? 240
                                                                        : 200;
   static constexpr int kProducerRegisters = kConsumerWarpgroups == 3   ? 32
-                                            : kConsumerWarpgroups == 2 ? 48
+                                            : kConsumerWarpgroups == 2 ? (kPages ? 48 : 32)
                                             : kTile.per_sm == 1        ? 96
                                                                        : 56;
 
