@@ -1,0 +1,268 @@
+"""CUDA graphs of varlen and cache calls: captured with the largest bounds, replayed with the step's lengths and pages."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import hopper_attention  # noqa: E402
+from gpu import batches, support  # noqa: E402
+from gpu.batches import Batch, attend, fail, main_dims, make, require_same  # noqa: E402
+
+pytestmark = pytest.mark.gpu
+
+SEQUENCES, TOKENS, PAGES, CAPACITY = 8, 300, 1500, 131072
+HEADS_Q, HEADS_K = 8, 2
+
+# Queries and keys of each sequence in a step; what is missing up to SEQUENCES is padding of length 0.
+STEPS = {
+    "decode": ((1,) * 8, (900, 1, 64, 65, 3000, 17, 128, 700)),
+    "fewer sequences": ((1, 1, 1), (5000, 2, 16)),
+    "mixed": ((1, 200, 1, 30, 1), (900, 200, 4000, 700, 1)),
+    "one prompt": ((256,), (2000,)),
+    "4 queries": ((4,) * 6, (900, 4, 70, 3000, 300, 1000)),
+    "nothing": ((), ()),
+}
+
+
+class Step:
+    """Buffers of an engine, whose addresses a graph remembers; `set` fills them for a step."""
+
+    def __init__(self, page: int, head_dim: int, dtype: str) -> None:
+        device = support.DEVICE
+        generator = torch.Generator(device).manual_seed(3)
+
+        def normal(*shape: int) -> torch.Tensor:
+            return torch.randn(*shape, generator=generator, device=device).to(support.DTYPES[dtype])
+
+        self.page = page
+        self.pages = PAGES * 16 // page
+        self.q = normal(TOKENS, HEADS_Q, head_dim)
+        self.k, self.v = (normal(self.pages, page, HEADS_K, head_dim) for _ in range(2))
+        self.cu = torch.zeros(SEQUENCES + 1, dtype=torch.int32, device=device)
+        self.used = torch.zeros(SEQUENCES, dtype=torch.int32, device=device)
+        self.table = torch.full((SEQUENCES, CAPACITY // page), 2147480000, dtype=torch.int32, device=device)
+        self.metadata = torch.zeros(1 + 4 * SEQUENCES, dtype=torch.int32, device=device)
+        self.out = torch.empty_like(self.q)
+        self.lse = torch.empty(HEADS_Q, TOKENS, device=device)
+
+    def set(self, queries: tuple[int, ...], keys: tuple[int, ...], seed: int) -> None:
+        starts = batches.offsets(queries)
+        starts += [starts[-1]] * (SEQUENCES + 1 - len(starts))
+        self.cu.copy_(batches.int32(starts))
+        self.used.copy_(batches.int32([*keys, *[0] * (SEQUENCES - len(keys))]))
+        self.table.fill_(2147480000)
+        generator = torch.Generator(support.DEVICE).manual_seed(seed)
+        order = torch.randperm(self.pages, generator=generator, device=support.DEVICE).to(torch.int32)
+        taken = 0
+        for b, n in enumerate(keys):
+            count = -(-n // self.page)
+            self.table[b, :count] = order[taken : taken + count]
+            taken += count
+        self.out.fill_(float("nan"))
+        self.lse.fill_(777.25)
+
+    def make_metadata(self, max_q: int, max_k: int, **options) -> torch.Tensor:
+        return hopper_attention.get_scheduler_metadata(
+            *(SEQUENCES, max_q, max_k, HEADS_Q, HEADS_K, self.q.shape[-1], self.used),
+            qkv_dtype=self.q.dtype,
+            cu_seqlens_q=self.cu,
+            page_size=self.page,
+            causal=True,
+            **options,
+        )
+
+    def attend(self, max_q: int, max_k: int, with_metadata: bool, **options):
+        return hopper_attention.flash_attn_varlen_func(
+            *(self.q, self.k, self.v, self.cu),
+            max_seqlen_q=max_q,
+            max_seqlen_k=max_k,
+            seqused_k=self.used,
+            page_table=self.table,
+            causal=True,
+            return_attn_probs=True,
+            scheduler_metadata=self.metadata if with_metadata else None,
+            out=self.out,
+            softmax_lse=self.lse,
+            **options,
+        )
+
+    def results(self) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.out.clone(), self.lse.clone()
+
+
+@pytest.mark.parametrize("page", [16, 1, 64])
+@pytest.mark.parametrize("splits", [0, 1, 32])
+@pytest.mark.parametrize("invariant", [False, True], ids=["", "batch_invariant"])
+@pytest.mark.parametrize("with_metadata", [True, False], ids=["metadata", "no metadata"])
+def test_captured_with_maxima_replayed_with_the_step(with_metadata, invariant, splits, page):
+    """Captured for 256 queries and 131,072 keys, replayed with metadata made for 1 and 900 and other steps: bitwise the
+    eager call with the same arguments and metadata.
+    """
+    case = main_dims(Batch("graph", (1,), (1,)))
+    step = Step(page, case.head_dim, case.dtype)
+    options = {"num_splits": splits, "batch_invariant": invariant}
+    step.set(*STEPS["mixed"], 0)
+    if with_metadata:
+        step.metadata.copy_(step.make_metadata(256, CAPACITY, **options))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step.attend(256, CAPACITY, with_metadata, **options)
+    if not bool(step.out.isnan().all()):
+        fail(case, "the call ran while it was captured")
+    for seed, (name, (queries, keys)) in enumerate(STEPS.items()):
+        step.set(queries, keys, seed)
+        if with_metadata:
+            bounds = (1, 900) if name == "decode" else (max([1, *queries]), max([1, *keys]))
+            step.metadata.copy_(step.make_metadata(*bounds, **options))
+        graph.replay()
+        replayed = step.results()
+        step.set(queries, keys, seed)
+        step.attend(256, CAPACITY, with_metadata, **options)
+        require_same(case, f"replay of {name!r}, {splits} splits, pages of {page}", replayed, step.results())
+        total = sum(queries)
+        if not bool(replayed[0][total:].isnan().all()) or not bool((replayed[1][:, total:] == 777.25).all()):
+            fail(case, f"{name}: rows of no sequence were written")
+        if not bool(replayed[0][:total].isfinite().all()):
+            fail(case, f"{name}: rows were not written")
+
+
+def test_metadata_made_inside_the_graph():
+    case = main_dims(Batch("graph with its metadata", (1,), (1,)))
+    step = Step(16, case.head_dim, case.dtype)
+    step.set(*STEPS["mixed"], 0)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step.make_metadata(256, CAPACITY, num_splits=0, out=step.metadata)
+        for _ in range(3):  # layers
+            step.attend(256, CAPACITY, True, num_splits=0)
+    for seed, (name, (queries, keys)) in enumerate(STEPS.items()):
+        step.set(queries, keys, seed)
+        graph.replay()
+        replayed = step.results()
+        step.set(queries, keys, seed)
+        step.metadata.copy_(step.make_metadata(256, CAPACITY, num_splits=0))
+        step.attend(256, CAPACITY, True, num_splits=0)
+        require_same(case, f"replay of {name!r}", replayed, step.results())
+
+
+@pytest.mark.parametrize("page", [16, 1])
+def test_a_decode_loop_with_append(page):
+    """Ten steps of a captured cache call that appends its key; the cache and every result as in eager mode."""
+    lengths = (5, 15, 16, 300, 1000)
+    case = main_dims(Batch("decode loop", (1,) * 5, tuple(n + 10 for n in lengths), keys="paged", page_size=page,
+                           call="cache", dense_q=True, causal=True, heads_q=8, num_splits=0))  # fmt: skip
+    made = make(case.but(poison="zero"))
+    start_k, start_v = made.k.clone(), made.v.clone()
+    used = batches.int32(list(lengths))
+    shape = (5, 1, case.heads_k, case.head_dim)
+    new_k, new_v = (torch.zeros(shape, dtype=made.k.dtype, device=support.DEVICE) for _ in range(2))
+    results = batches.new_results(made)
+
+    def step():
+        attend(made, results, cache_seqlens=used, k=new_k, v=new_v)
+
+    def loop(call) -> list[tuple[torch.Tensor, ...]]:
+        made.k.copy_(start_k)
+        made.v.copy_(start_v)
+        used.copy_(batches.int32(list(lengths)))
+        generator = torch.Generator(support.DEVICE).manual_seed(5)
+        found = []
+        for _ in range(10):
+            for x in (new_k, new_v, made.q):
+                x.copy_(torch.randn(x.shape, generator=generator, device=support.DEVICE))
+            call()
+            found.append((results[0].clone(), results[1].clone(), made.k.clone(), made.v.clone()))
+            used.add_(1)
+        return found
+
+    eager = loop(step)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    for number, (found, expected) in enumerate(zip(loop(graph.replay), eager, strict=True)):
+        require_same(case, f"step {number}", found[:2], expected[:2])
+        require_same(case, f"cache of step {number}", found[2:], expected[2:])
+
+
+FRESH = """
+import torch, hopper_attention
+torch.manual_seed(0)
+q = torch.randn(40, 8, {d}, device="cuda").to(torch.{dtype})
+k, v = (torch.randn(100, 16, 2, {d}, device="cuda").to(torch.{dtype}) for _ in range(2))
+cu = torch.tensor([0, 1, 33, 33, 40], dtype=torch.int32, device="cuda")
+used = torch.tensor([700, 32, 9, 300], dtype=torch.int32, device="cuda")
+table = torch.randperm(100, device="cuda").to(torch.int32).reshape(2, 50).repeat(2, 1)
+out = torch.full_like(q, float("nan"))
+def metadata():
+    return hopper_attention.get_scheduler_metadata(4, 256, 800, 8, 2, {d}, used, qkv_dtype=q.dtype, cu_seqlens_q=cu,
+                                                   page_size=16, causal=True)
+def call(made):
+    hopper_attention.flash_attn_varlen_func(q, k, v, cu, max_seqlen_q=256, max_seqlen_k=800, seqused_k=used,
+        page_table=table, causal=True, out=out, scheduler_metadata=made, num_splits=0)
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    call(metadata() if {with_metadata} else None)
+assert bool(out.isnan().all()), "ran during capture"
+graph.replay()
+replayed = out.clone()
+out.fill_(float("nan"))
+call(metadata() if {with_metadata} else None)
+assert torch.equal(replayed.view(torch.int16), out.view(torch.int16)), "differs from eager"
+assert bool(replayed.isfinite().all())
+print("right")
+"""
+
+
+@pytest.mark.parametrize("with_metadata", [False, True], ids=["", "metadata"])
+def test_the_first_call_of_a_process_inside_a_capture(with_metadata):
+    case = main_dims(Batch("first call", (1,), (1,)))
+    dtype = str(support.DTYPES[case.dtype]).removeprefix("torch.")
+    code = FRESH.format(d=case.head_dim, dtype=dtype, with_metadata=with_metadata)
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=120, env=dict(os.environ)
+    )
+    assert done.returncode == 0 and "right" in done.stdout, done.stdout + done.stderr
+
+
+def test_calls_do_not_synchronise():
+    case = main_dims(Batch("behind a long kernel", (1, 70, 0), (900, 70, 5), keys="paged", causal=True, num_splits=0))
+    made = make(case)
+    expected = attend(made)
+    metadata = batches.schedule(made)
+    results = batches.new_results(made)
+    torch.cuda.synchronize()
+    mode = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        torch.cuda._sleep(100_000_000)
+        done = torch.cuda.Event()
+        again = batches.schedule(made)
+        attend(made, results, scheduler_metadata=again)
+        attend(made, results)
+        done.record()
+        waited = done.query()
+    finally:
+        torch.cuda.set_sync_debug_mode(mode)
+    torch.cuda.synchronize()
+    assert not waited, "the call came back only after the kernels before it"
+    assert torch.equal(again, metadata), "metadata differs from run to run"
+    require_same(case, "behind a long kernel", results, expected)
+
+
+def test_bounds_on_the_gpu_are_refused_during_capture():
+    case = main_dims(Batch("bounds on the GPU", (1, 70), (900, 70), keys="paged", causal=True))
+    made = make(case)
+    attend(made)
+    bound = torch.tensor(70, device=support.DEVICE)
+    graph = torch.cuda.CUDAGraph()
+    with pytest.raises((ValueError, TypeError, NotImplementedError), match="max_seqlen_q"), torch.cuda.graph(graph):
+        attend(made, max_seqlen_q=bound)
+    torch.cuda.synchronize()
+    attend(made)

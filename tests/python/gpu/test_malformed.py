@@ -1,0 +1,253 @@
+"""Lengths, tables and metadata that lie: nothing outside the buffers is touched, nothing hangs, the next call is right.
+
+Each group runs in a process of its own under a watchdog, because a fault would take the context of the others with it.
+Every buffer lies between guard bands in one allocation; whatever the kernels write beside `out`, LSE and workspace is
+seen there. What they read from garbage is not judged, but what no lie concerns keeps its bits.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from gpu import batches, support  # noqa: E402
+from gpu.batches import Batch, attend, make  # noqa: E402
+from gpu.support import same_bits  # noqa: E402
+
+pytestmark = pytest.mark.gpu
+
+WATCHDOG_SECONDS = 60
+GUARD = 1 << 16  # bytes before and after each buffer
+BAND = 0xA5
+GROUPS = ("page_table", "cu_seqlens_q", "cu_seqlens_k", "seqused", "cache", "scheduler_metadata", "append")
+SHAPE = {"q_lengths": (1, 200, 0, 5, 64, 1), "k_lengths": (900, 200, 70, 2000, 64, 1)}
+
+
+class Guarded:
+    """Tensors inside one allocation, each between bands of known bytes."""
+
+    def __init__(self, size: int = 256 << 20) -> None:
+        size = size if support.DEVICE == "cuda" else 32 << 20
+        self.memory = torch.full((size,), BAND, dtype=torch.uint8, device=support.DEVICE)
+        self.used = torch.zeros(size, dtype=torch.bool, device=support.DEVICE)
+        self.next = GUARD
+
+    def take(self, x: torch.Tensor | None) -> torch.Tensor | None:
+        """A contiguous copy of x between guard bands, at an address of 256 bytes."""
+        if x is None:
+            return None
+        x = x.contiguous()
+        begin, end = self.next, self.next + x.nbytes
+        self.next = -(-(end + GUARD) // 256) * 256
+        assert self.next < len(self.memory)
+        self.used[begin:end] = True
+        place = self.memory[begin:end].view(x.dtype).view(x.shape)
+        return place.copy_(x)
+
+    def broken(self) -> int:
+        """How many bytes of the bands were written."""
+        return int(((self.memory != BAND) & ~self.used).sum())
+
+
+class GuardedAllocations:
+    """Inside the block torch.empty gives memory between guard bands: what the library allocates for itself."""
+
+    def __enter__(self) -> GuardedAllocations:
+        self.made: list[tuple[torch.Tensor, int]] = []
+        self.original = torch.empty
+        torch.empty = self.empty
+        return self
+
+    def __exit__(self, *_) -> None:
+        torch.empty = self.original
+
+    def empty(self, *size, **options) -> torch.Tensor:
+        if torch.device(options.get("device") or "cpu").type != torch.device(support.DEVICE).type:
+            return self.original(*size, **options)
+        like = self.original(*size, **{**options, "device": "meta"})
+        memory = torch.full((like.nbytes + 2 * GUARD,), BAND, dtype=torch.uint8, device=support.DEVICE)
+        self.made.append((memory, like.nbytes))
+        return memory[GUARD : GUARD + like.nbytes].view(like.dtype).view(like.shape)
+
+    def broken(self) -> int:
+        return sum(int((m[:GUARD] != BAND).sum() + (m[GUARD + n :] != BAND).sum()) for m, n in self.made)
+
+
+def guarded(batch: Batch) -> tuple[Guarded, batches.Made, tuple[torch.Tensor, torch.Tensor]]:
+    made, guard = make(batch), Guarded()
+    made.q, made.k, made.v = (guard.take(x) for x in (made.q, made.k, made.v))
+    made.lengths = {n: guard.take(x) if isinstance(x, torch.Tensor) else x for n, x in made.lengths.items()}
+    out, lse = batches.new_results(made)
+    return guard, made, (guard.take(out), guard.take(lse))
+
+
+def random_int32(shape: tuple[int, ...], seed: int) -> torch.Tensor:
+    generator = torch.Generator(support.DEVICE).manual_seed(seed)
+    return torch.randint(-(2**31), 2**31, shape, generator=generator, device=support.DEVICE).to(torch.int32)
+
+
+def lies(name: str, right: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Wrong values of an int32 tensor, each with its reason."""
+    n = right.shape[-1]
+    found = {
+        "random bits": random_int32(tuple(right.shape), 1),
+        "zeros": torch.zeros_like(right),
+        "minus one": torch.full_like(right, -1),
+        "largest": torch.full_like(right, 2**31 - 1),
+        "smallest": torch.full_like(right, -(2**31)),
+        "a million too many": right + 1_000_000,
+        "reversed": right.flip(-1).contiguous(),
+        "negative": -right,
+    }
+    if name.startswith("cu_seqlens"):
+        zigzag = right.clone()
+        zigzag[1::2] = 0
+        found["zigzag"] = zigzag
+        last = right.clone()
+        last[-1] = 2**30
+        found["last far too large"] = last
+        first = right.clone()
+        first[0] = -(2**20)
+        found["first negative"] = first
+    if name == "page_table":
+        some = right.clone()
+        some[:, ::2] = 2147480000
+        found["every second page out of range"] = some
+    assert n
+    return found
+
+
+def bases() -> dict[str, list[tuple[Batch, str]]]:
+    """For each group: batches, and the argument that lies in them."""
+    paged = batches.main_dims(Batch("paged", **SHAPE, keys="paged", causal=True, heads_q=8, num_splits=0))
+    packed = paged.but(keys="packed", why="packed")
+    cache = paged.but(call="cache", why="cache")
+    dense = paged.but(call="cache", keys="dense", batch_idx=True, leftpad=9, why="dense cache", window=(300, 0))
+    used = paged.but(extra_q=3, why="used")
+    pages = [paged.but(page_size=n, why=f"pages of {n}") for n in (1, 16, 24, 128)]
+    single = paged.but(q_lengths=(1,) * 6, why="decode", num_splits=7)
+    return {
+        "page_table": [(b, "page_table") for b in (*pages, single, cache)],
+        "cu_seqlens_q": [(b, "cu_seqlens_q") for b in (paged, packed, cache, single)],
+        "cu_seqlens_k": [(b, "cu_seqlens_k") for b in (packed, packed.but(extra_k=5, num_splits=3))],
+        "seqused": [
+            *((b, "seqused_k") for b in (paged, *pages, single, packed.but(extra_k=5))),
+            (used, "seqused_q"),
+        ],
+        "cache": [(cache, "cache_seqlens")]
+        + [(dense, name) for name in ("cache_seqlens", "cache_batch_idx", "cache_leftpad")],
+        "scheduler_metadata": [(b, "scheduler_metadata") for b in (paged, packed, single, cache)],
+        "append": [(b, name) for b in (cache, dense) for name in ("cache_seqlens", "cu_seqlens_k_new", "page_table")],
+    }
+
+
+def check_group(group: str) -> int:
+    """Every lie of a group; AssertionError with the reason if one does damage. Returns how many were told."""
+    told = 0
+    for batch, name in bases()[group]:
+        for invariant in (False, True):
+            told += check(batch.but(batch_invariant=invariant), name, group == "append")
+    return told
+
+
+def check(batch: Batch, name: str, append: bool) -> int:
+    guard, made, results = guarded(batch)
+    given = {}
+    if append:
+        count = 3 * batch.size
+        shape = (count, batch.heads_k)
+        given["k"] = guard.take(torch.ones(*shape, batch.head_dim, dtype=made.k.dtype, device=made.k.device))
+        given["v"] = guard.take(torch.ones(*shape, batch.dims[1], dtype=made.v.dtype, device=made.v.device))
+        given["cu_seqlens_k_new"] = guard.take(batches.int32(range(0, count + 1, 3)))
+    if name == "scheduler_metadata":
+        if not batches.has_schedules():
+            return 0
+        given[name] = guard.take(batches.schedule(made))
+    target = given.get(name, made.lengths.get(name))
+    if target is None:
+        return 0
+    right = target.clone()
+    before = {n: x.clone() for n, x in (("q", made.q), ("k", made.k), ("v", made.v))}
+    attend(made, results, **given)
+    expected = tuple(x.clone() for x in results)
+    for why, wrong in lies(name, right).items():
+        target.copy_(wrong)
+        with GuardedAllocations() as allocations:
+            attend(made, results, **given)
+        if support.DEVICE == "cuda":
+            torch.cuda.synchronize()
+        said = f"{batch.why}, {name}: {why}, batch_invariant {batch.batch_invariant}"
+        assert allocations.broken() == 0, f"{said}: {allocations.broken()} bytes beside the workspace were written"
+        assert guard.broken() == 0, f"{said}: {guard.broken()} bytes outside the buffers were written"
+        for n, x in before.items():
+            if append and n in "kv":
+                getattr(made, n).copy_(x)  # an append may write anywhere inside the cache
+            assert same_bits(getattr(made, n), x), f"{said}: {n} was written"
+        assert torch.equal(target, wrong), f"{said}: the lie itself was written"
+        target.copy_(right)
+        results[0].view(torch.int16).fill_(batches.POISON_BITS)
+        results[1].fill_(batches.LSE_POISON)
+        attend(made, results, **given)
+        for a, b in zip(results, expected, strict=True):
+            assert same_bits(a, b), f"{said}: the next call is wrong"
+        for n, x in before.items():
+            if append:
+                getattr(made, n).copy_(x)
+    return len(lies(name, right))
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_lies(group):
+    code = (
+        "import sys; from gpu import support, test_malformed; support.DEVICE = sys.argv[1]; "
+        "print('told', test_malformed.check_group(sys.argv[2]))"
+    )
+    path = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", code, support.DEVICE, group],
+            capture_output=True,
+            text=True,
+            timeout=WATCHDOG_SECONDS,
+            env={**os.environ, "PYTHONPATH": path},
+        )
+    except subprocess.TimeoutExpired as late:
+        pytest.fail(f"{group}: no answer in {WATCHDOG_SECONDS} s: {late.stdout}{late.stderr}", pytrace=False)
+    assert done.returncode == 0 and "told" in done.stdout, done.stdout + done.stderr
+    assert int(done.stdout.split()[-1]) > 10 or not batches.has_schedules()
+
+
+def test_a_lie_about_one_sequence_leaves_the_others_alone():
+    """Page ids and lengths of one sequence are wrong: with batch_invariant every other sequence keeps its bits."""
+    batch = batches.main_dims(Batch("one liar", **SHAPE, keys="paged", causal=True, heads_q=8, batch_invariant=True))
+    made = make(batch)
+    expected = batches.judged_results(made)
+    liar = 3
+    for name, value in (("page_table", 2147480000), ("page_table", -7), ("seqused_k", 2**31 - 1), ("seqused_k", -5)):
+        wrong = made.lengths[name].clone()
+        wrong[liar] = value
+        found = attend(made, **{name: wrong})
+        for b in range(batch.size):
+            if b != liar:
+                pair = (batches.of_sequence(made, results, b) for results in (found, expected))
+                batches.require_same(batch, f"{name} {value} in sequence {liar}, sequence {b}", *pair)
+
+
+def test_pages_out_of_range_read_as_zero():
+    """As the reference has it: finite results, and the keys of such a page count with zeros."""
+    batch = batches.main_dims(Batch("zero pages", (1, 9), (64, 200), keys="paged", page_size=16, heads_q=8))
+    made = make(batch)
+    table = made.lengths["page_table"].clone()
+    table[0, 1], table[1, 0] = 2147480000, -3
+    for b, page in ((0, 1), (1, 0)):
+        start = batches.offsets(batch.k_lengths)[b] + 16 * page
+        made.truth_k[start : start + 16] = 0
+        made.truth_v[start : start + 16] = 0
+    made.lengths["page_table"] = table
+    batches.judged_results(made)
