@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from hopper_attention.reference.arrays import new_array
 from hopper_attention.reference.call import Call, packed_queries
 from hopper_attention.reference.checks import (
     check_bound,
@@ -40,6 +41,7 @@ __all__ = [
     "flash_attn_func",
     "flash_attn_varlen_func",
     "flash_attn_with_kvcache",
+    "get_scheduler_metadata",
     "merge_states",
 ]
 
@@ -256,6 +258,48 @@ def flash_attn_with_kvcache(
         index = (b, rows[b]) if cu_seqlens_q is None else (rows[b],)
         call.attend(b, index, keys[b], lengths(length_q, length_k, totals and totals[b]), pad, rotation)
     return call.result(return_softmax_lse)
+
+
+def get_scheduler_metadata(
+    batch_size,
+    max_seqlen_q,
+    max_seqlen_k,
+    num_heads_q,
+    num_heads_kv,
+    headdim,
+    cache_seqlens,
+    qkv_dtype=None,
+    headdim_v=None,
+    cu_seqlens_q=None,
+    cu_seqlens_k_new=None,
+    cache_leftpad=None,
+    page_size=None,
+    max_seqlen_k_new=0,
+    causal=False,
+    window_size=(-1, -1),
+    attention_chunk=0,
+    has_softcap=False,
+    num_splits=0,
+    pack_gqa=None,
+    sm_margin=0,
+    *,
+    batch_invariant=False,
+    out=None,
+):
+    """Zeros of the size that the GPU's metadata has, 1 + 4 round_up(batch_size, 4) int32: nothing here needs a schedule."""
+    check_counts(num_splits, sm_margin)
+    check_bound("max_seqlen_q", max_seqlen_q)
+    check_bound("max_seqlen_k", max_seqlen_k)
+    mask_of(causal, window_size, attention_chunk)
+    batch = integer("batch_size", batch_size)
+    require(batch >= 0, "batch_size is ", batch, "; 0 or more is allowed")
+    integers("cache_seqlens", cache_seqlens, (batch,))
+    shape = (1 + 4 * (-(-batch // 4) * 4),)
+    if out is None:
+        return new_array(cache_seqlens, shape, "int32", 0)
+    integers("out", out, shape)
+    out[...] = 0
+    return out
 
 
 def clamp(value: int, low: int, high: int) -> int:

@@ -1,0 +1,62 @@
+"""What the operators return, without computing it: shapes, dtypes, strides. Also allocates results while tracing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+def empty_output(given: dict[str, Any]) -> torch.Tensor:
+    """Like q with the head dim of v, contiguous; bf16 for fp8."""
+    q = given["q"]
+    v = given["v_cache"] if "v_cache" in given else given["v"]
+    if q.dim() < 3:
+        raise ValueError(f"q: (B, Sq, Hq, D) or (T, Hq, D) is needed, found {q.dim()} dims: {tuple(q.shape)}")
+    dtype = torch.bfloat16 if q.dtype == torch.float8_e4m3fn else q.dtype
+    return q.new_empty((*q.shape[:-1], v.shape[-1]), dtype=dtype)
+
+
+def empty_lse(given: dict[str, Any]) -> torch.Tensor:
+    """(B, Hq, Sq) for q (B, Sq, Hq, D), (Hq, T) for (T, Hq, D). float32; the reference of float64 gives float64."""
+    q = given["q"]
+    dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    return q.new_empty((*q.shape[:-3], q.shape[-2], q.shape[-3]), dtype=dtype)
+
+
+def no_lse(x: torch.Tensor) -> torch.Tensor:
+    """What stands for an LSE that was not asked for: no elements."""
+    return x.new_empty((0,), dtype=torch.float32)
+
+
+def attention(given: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    """fwd, varlen_fwd, kvcache, kvcache_append."""
+    out = empty_output(given)
+    with_lse = given.get("return_attn_probs") or given.get("return_softmax_lse")
+    return out, empty_lse(given) if with_lse else no_lse(out)
+
+
+def combined_lse(given: dict[str, Any]) -> torch.Tensor:
+    """(B, M, H), a transposed view of (B, H, M)."""
+    parts = given["out_partial"]
+    _, batch, queries, heads, _ = parts.shape
+    return parts.new_empty((batch, heads, queries), dtype=parts.dtype).transpose(1, 2)
+
+
+def combine(given: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    parts = given["out_partial"]
+    return parts.new_empty(parts.shape[1:], dtype=given.get("out_dtype") or parts.dtype), combined_lse(given)
+
+
+def merge_states(given: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    return tuple(torch.empty_like(given[name], memory_format=torch.contiguous_format) for name in ("out_a", "lse_a"))
+
+
+def scheduler_metadata(given: dict[str, Any]) -> torch.Tensor:
+    """1 + 4 round_up(B, 4) int32."""
+    size = 1 + 4 * ((given["batch_size"] + 3) // 4 * 4)
+    return given["cache_seqlens"].new_empty((size,), dtype=torch.int32)
+
+
+def nothing(given: dict[str, Any]) -> None:
+    """Operators that only write."""

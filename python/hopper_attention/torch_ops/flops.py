@@ -1,0 +1,86 @@
+"""Operations for torch.utils.flop_counter.FlopCounterMode: two matrix products for each query and key.
+
+Masks are not taken off, as in torch's own formula for scaled_dot_product_attention. Sequences of packed calls count with
+their own lengths, which are read from the device; where there is none (FakeTensor, meta) each counts with the bound.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import register_flop_formula
+
+from hopper_attention.torch_ops.operators import argument_names
+
+
+def products(queries: int, keys: int, heads: int, head_dim: int, head_dim_v: int) -> int:
+    """q k^T and p v: 2 operations for each multiplication and addition."""
+    return 2 * queries * keys * heads * (head_dim + head_dim_v)
+
+
+def numbers(x: Any) -> list[int] | None:
+    """The elements of `x`, None without memory to read."""
+    if x is None or x.is_meta or isinstance(x, torch._subclasses.FakeTensor):
+        return None
+    return x.tolist()
+
+
+def differences(starts: Any) -> list[int] | None:
+    """Lengths from the starts of sequences."""
+    values = numbers(starts)
+    return None if values is None else [b - a for a, b in zip(values, values[1:], strict=False)]
+
+
+def query_lengths(given: dict[str, Any]) -> list[int]:
+    """Queries of each sequence."""
+    q, starts = given["q"], given.get("cu_seqlens_q")
+    if starts is None:
+        return [q.shape[1]] * q.shape[0]
+    used = numbers(given.get("seqused_q")) or differences(starts)
+    batch = starts.shape[0] - 1
+    return used if used is not None else [given.get("max_seqlen_q") or q.shape[0] // max(1, batch)] * batch
+
+
+def key_lengths(given: dict[str, Any], batch: int) -> list[int]:
+    """Keys of each sequence, with those that the call appends."""
+    k = given["k_cache"] if "k_cache" in given else given["k"]
+    table, starts = given.get("page_table"), given.get("cu_seqlens_k")
+    if table is not None:
+        bound = table.shape[1] * k.shape[1]
+    elif starts is not None:
+        bound = given.get("max_seqlen_k") or k.shape[0] // max(1, batch)
+    else:
+        bound = k.shape[1]
+    length = given["cache_seqlens"] if given.get("cache_seqlens") is not None else given.get("seqused_k")
+    lengths = numbers(length) or differences(starts) or [bound] * batch
+    new = given.get("k") if "k_cache" in given else None
+    if new is not None:
+        added = differences(given.get("cu_seqlens_k_new")) or [new.shape[1] if new.dim() == 4 else 0] * batch
+        lengths = [min(bound, a + b) for a, b in zip(lengths, added, strict=True)]
+    return lengths
+
+
+def attention_flops(names: tuple[str, ...], *args: Any, out_val: Any = None, **kwargs: Any) -> int:
+    """Of one call of an attention operator whose positional parameters are `names`."""
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    q, v = given["q"], given["v_cache"] if "v_cache" in given else given["v"]
+    queries = query_lengths(given)
+    extra = 0 if given.get("qv") is None else given["qv"].shape[-1]
+    return sum(
+        products(sq, sk, q.shape[-2], q.shape[-1] + extra, v.shape[-1])
+        for sq, sk in zip(queries, key_lengths(given, len(queries)), strict=True)
+    )
+
+
+def _register(name: str) -> None:
+    names = argument_names(name)
+
+    @register_flop_formula(getattr(torch.ops.hopper_attention, name), get_raw=True)
+    def formula(*args, out_val=None, **kwargs):
+        return attention_flops(names, *args, out_val=out_val, **kwargs)
+
+
+for _operator in ("fwd", "varlen_fwd", "kvcache", "kvcache_append"):
+    _register(_operator)
+    _register(f"{_operator}_out")

@@ -1,0 +1,70 @@
+"""FlopCounterMode: two matrix products for each query and key of each sequence."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
+
+import hopper_attention  # noqa: E402
+from torch_ops.samples import int32, values  # noqa: E402
+
+D, DV, HEADS = 16, 8, 4
+
+
+def counted(function, *args, **kwargs):
+    with FlopCounterMode(display=False) as counter:
+        function(*args, **kwargs)
+    return counter.get_total_flops()
+
+
+def products(pairs):
+    return 2 * HEADS * (D + DV) * pairs
+
+
+def qkv(*lead_q, lead_k):
+    return values(*lead_q, HEADS, D), values(*lead_k, 2, D), values(*lead_k, 2, DV)
+
+
+def test_dense_is_torch_s_own_count():
+    q, k, v = values(2, 5, HEADS, D), values(2, 9, HEADS, D), values(2, 9, HEADS, D)
+    own = counted(hopper_attention.flash_attn_func, q, k, v)
+    transposed = (x.transpose(1, 2).to("meta") for x in (q, k, v))
+    with FlopCounterMode(display=False) as counter, torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        torch.nn.functional.scaled_dot_product_attention(*transposed)
+    assert own == counter.get_total_flops() == 2 * 2 * 2 * HEADS * D * 5 * 9
+
+
+def test_dense():
+    q, k, v = qkv(2, 5, lead_k=(2, 9))
+    assert counted(hopper_attention.flash_attn_func, q, k, v, causal=True) == products(2 * 5 * 9)
+    assert counted(hopper_attention.flash_attn_func, q, k, v, out=torch.empty(2, 5, HEADS, DV)) == products(2 * 5 * 9)
+
+
+def test_varlen_counts_each_sequence():
+    q, k, v = qkv(7, lead_k=(12,))
+    starts = int32(0, 3, 7), int32(0, 4, 12)
+    assert counted(hopper_attention.flash_attn_varlen_func, q, k, v, *starts) == products(3 * 4 + 4 * 8)
+    used = {"seqused_q": int32(0, 2), "seqused_k": int32(4, 0)}
+    assert counted(hopper_attention.flash_attn_varlen_func, q, k, v, *starts, **used) == 0
+
+
+def test_cache_with_append():
+    q, k_cache, v_cache = qkv(2, 1, lead_k=(2, 12))
+    new = values(2, 1, 2, D), values(2, 1, 2, DV)
+    lengths = int32(3, 12)
+    call = hopper_attention.flash_attn_with_kvcache
+    assert counted(call, q, k_cache, v_cache, cache_seqlens=lengths) == products(3 + 12)
+    assert counted(call, q, k_cache, v_cache, *new, cache_seqlens=lengths) == products(4 + 12)
+    assert counted(call, q, k_cache, v_cache) == products(12 + 12)
+
+
+def test_pages_without_memory_count_with_their_bound():
+    q, k_cache, v_cache = (x.to("meta") for x in qkv(2, 1, lead_k=(6, 8)))
+    table = int32(3, 1, 5, 0).view(2, 2).to("meta")
+    lengths = int32(3, 9).to("meta")
+    with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True):
+        call = hopper_attention.flash_attn_with_kvcache
+        assert counted(call, q, k_cache, v_cache, cache_seqlens=lengths, page_table=table) == products(2 * 16)

@@ -1,0 +1,197 @@
+"""Operators: schemas follow the public functions, fake kernels tell the truth, calls give what the functions give."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import hopper_attention  # noqa: E402
+from hopper_attention import interface, torch_ops  # noqa: E402
+from hopper_attention.watching import is_watched  # noqa: E402
+from torch_ops.samples import copies, samples, tensors  # noqa: E402
+
+SAMPLES = samples()
+BY_WHY = pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.why)
+
+
+def operator(name):
+    return getattr(torch.ops.hopper_attention, name).default
+
+
+def test_every_operator_has_a_sample():
+    assert {sample.operator for sample in SAMPLES} == set(torch_ops.SCHEMAS)
+
+
+@BY_WHY
+def test_opcheck(sample):
+    """Schema (what is written, what aliases), fake kernel against the real one, tracing with symbolic shapes."""
+    args, kwargs = copies(sample)
+    given = torch_ops.calls.given_arguments(sample.function, args, kwargs)
+    if sample.operator.endswith("_out"):
+        for name in ("return_attn_probs", "return_softmax_lse"):
+            given.pop(name, None)
+        for argument in operator(sample.operator)._schema.arguments:
+            if argument.name in ("out", "lse") and argument.name not in given:
+                like = {"lse": "lse_a", "out": "q"}[argument.name]
+                given[argument.name] = torch.empty_like(given[like])
+    if isinstance(given.get("cache_seqlens"), int):
+        given["cache_seqlens"] = torch.full((2,), given["cache_seqlens"], dtype=torch.int32)
+    positional = [a.name for a in operator(sample.operator)._schema.arguments if not a.kwarg_only]
+    first = []
+    for name in positional:
+        if name not in given:
+            break
+        first.append(given.pop(name))
+    torch.library.opcheck(operator(sample.operator), tuple(first), given)
+
+
+@BY_WHY
+def test_the_operator_gives_what_the_function_gives(sample):
+    """Called under a mode, the public function goes through the operator that the sample names."""
+    args, kwargs = copies(sample)
+    expected = getattr(hopper_attention, sample.function)(*args, **kwargs)
+    seen = []
+
+    class Record(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            seen.append(function)
+            return function(*args, **(kwargs or {}))
+
+    again, options = copies(sample)
+    with Record():
+        result = getattr(hopper_attention, sample.function)(*again, **options)
+    assert operator(sample.operator) in seen
+    assert [f for f in seen if f.namespace == "hopper_attention"] == [operator(sample.operator)]
+    for got, want in zip(tensors(result), tensors(expected), strict=True):
+        assert got.stride() == want.stride()
+        torch.testing.assert_close(got, want, rtol=0, atol=0)
+    for name in ("out", "softmax_lse"):
+        if name in options:
+            torch.testing.assert_close(options[name], kwargs[name], rtol=0, atol=0)
+    if sample.operator.startswith("kvcache_append"):
+        assert torch.equal(again[1], args[1]) and torch.equal(again[2], args[2])
+        assert not torch.equal(again[1], sample.args[1])
+
+
+@BY_WHY
+def test_meta_tensors_give_shapes(sample):
+    def to_meta(x):
+        return x.to("meta") if isinstance(x, torch.Tensor) else x
+
+    args, kwargs = copies(sample)
+    expected = tensors(getattr(hopper_attention, sample.function)(*args, **kwargs))
+    result = tensors(
+        getattr(hopper_attention, sample.function)(
+            *map(to_meta, sample.args), **{name: to_meta(x) for name, x in sample.kwargs.items()}
+        )
+    )
+    for got, want in zip(result, expected, strict=True):
+        assert got.is_meta and (got.shape, got.stride(), got.dtype) == (want.shape, want.stride(), want.dtype)
+
+
+@pytest.mark.parametrize("name", sorted(torch_ops.SCHEMAS))
+def test_parameters_are_those_of_the_public_function(name):
+    function = next(sample.function for sample in SAMPLES if sample.operator == name)
+    public = inspect.signature(getattr(hopper_attention, function)).parameters
+    arguments = operator(name)._schema.arguments
+    assert [a.name for a in arguments] == [p for p in public if p in {a.name for a in arguments}]
+    for argument in arguments:
+        default = public[argument.name].default
+        if argument.has_default_value():
+            found = argument.default_value
+            assert (tuple(found) if isinstance(found, list) else found) == default, argument.name
+
+
+def test_what_is_written_is_declared():
+    written = {
+        name: {a.name for a in operator(name)._schema.arguments if a.alias_info and a.alias_info.is_write}
+        for name in torch_ops.SCHEMAS
+    }
+    assert written["kvcache_append"] == {"k_cache", "v_cache"}
+    assert written["kvcache_append_out"] == {"k_cache", "v_cache", "out", "softmax_lse", "workspace"}
+    assert written["kvcache_out"] == written["fwd_out"] == {"out", "softmax_lse", "workspace"}
+    assert written["merge_states_out"] == {"out", "lse"}
+    assert not any(names for name, names in written.items() if not name.endswith("_out") and name != "kvcache_append")
+
+
+@pytest.mark.parametrize("name", torch_ops.calls.FUNCTIONS)
+def test_signatures_stay_real(name):
+    function = getattr(hopper_attention, name)
+    assert function is getattr(interface, name) and not hasattr(function, "__wrapped__")
+    assert all(
+        p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) for p in inspect.signature(function).parameters.values()
+    )
+
+
+@BY_WHY
+def test_eager_calls_do_not_reach_the_dispatcher(sample, monkeypatch):
+    for name in torch_ops.calls.FUNCTIONS:
+        monkeypatch.setattr(torch_ops, name, lambda *args, **kwargs: pytest.fail("went through the operator"))
+    args, kwargs = copies(sample)
+    getattr(hopper_attention, sample.function)(*args, **kwargs)
+
+
+def test_who_watches():
+    x = torch.zeros(2)
+    assert not is_watched(x) and not is_watched(torch.nn.Parameter(x)) and not is_watched(None)
+    assert not is_watched(x.numpy())
+    with torch.inference_mode():
+        assert not is_watched(torch.zeros(2))
+    assert is_watched(x.to("meta"))
+    with torch._subclasses.FakeTensorMode():
+        fake = torch.zeros(2)
+    assert is_watched(fake)
+    with torch.utils.flop_counter.FlopCounterMode(display=False):
+        assert is_watched(x)
+    seen = []
+    torch.func.functionalize(lambda y: seen.append(is_watched(y)) or y)(x)
+    assert seen == [True]
+    assert not is_watched(x)
+
+
+def test_tensors_that_require_grad_are_refused():
+    q, k, v = SAMPLES[0].args
+    with (
+        torch.utils.flop_counter.FlopCounterMode(display=False),
+        pytest.raises(NotImplementedError, match="^k: requires grad"),
+    ):
+        hopper_attention.flash_attn_func(q, k.clone().requires_grad_(), v)
+
+
+@pytest.mark.parametrize(
+    "name, value, error",
+    [
+        ("window_size", 3, ValueError),
+        ("softcap", "much", TypeError),
+        ("causal", "yes", TypeError),
+        ("num_splits", torch.tensor(3), TypeError),
+    ],
+)
+def test_wrong_values_are_refused_before_the_operator(name, value, error):
+    q, k, v = (x.to("meta") for x in SAMPLES[0].args)
+    with pytest.raises(error, match=f"^{name}: "):
+        hopper_attention.flash_attn_func(q, k, v, **{name: value})
+
+
+def test_a_bound_in_a_tensor_is_left_out():
+    q, k, v = (x.flatten(0, 1).to("meta") for x in SAMPLES[0].args)
+    starts = torch.zeros(3, dtype=torch.int32, device="meta")
+    out = hopper_attention.flash_attn_varlen_func(q, k, v, starts, starts, torch.tensor(5), torch.tensor(9))
+    assert out.shape == q.shape
+
+
+def test_the_package_defines_no_operator_until_it_is_needed():
+    code = (
+        "import torch, hopper_attention, sys\n"
+        "x = torch.zeros(1, 3, 2, 8); hopper_attention.flash_attn_func(x, x, x)\n"
+        "assert 'hopper_attention.torch_ops' not in sys.modules\n"
+        "x = x.to('meta'); hopper_attention.flash_attn_func(x, x, x)\n"
+        "print(torch.ops.hopper_attention.fwd.default._schema.name)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == "hopper_attention::fwd", done.stderr
