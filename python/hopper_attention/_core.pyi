@@ -157,6 +157,25 @@ def has_exchange_api(type: type) -> bool:
     Whether tensors of `type` come in through the DLPack C exchange API (else through nb::ndarray, 30 times slower).
     """
 
+def append(k_new: object, v_new: object, k_cache: object, v_cache: object, *, seqused_k: object | None = None, seqused_k_all: int = -1, cu_seqlens_k_new: object | None = None, page_table: object | None = None, cache_batch_idx: object | None = None, rotary_cos: object | None = None, rotary_sin: object | None = None, q: object | None = None, q_rotated: object | None = None, cu_seqlens_q: object | None = None, rotary_seqlens: object | None = None, rotary_interleaved: bool = True, rotate_q_per_position: bool = False, stream: int | None = None) -> None:
+    """
+    Appends k_new (B, Sn, Hk, D) and v_new (B, Sn, Hk, Dv), or (Tn, Hk, ...) with cu_seqlens_k_new (B + 1,), in
+    place to k_cache (Bc, S, Hk, D) and v_cache (Bc, S, Hk, Dv), or (pages, page size, Hk, ...) with page_table
+    (B, n). Key j of sequence b goes to slot seqused_k[b] + j (seqused_k (B,), or seqused_k_all for all sequences;
+    one of them is needed) of row cache_batch_idx[b] (default b) or of its pages; what does not fit is dropped.
+    cache_leftpad has no part in it: slots count from the start of the sequence's memory.
+
+    With rotary_cos and rotary_sin (positions, rotary_dim / 2) new keys are rotated on the way, at rotary_seqlens[b]
+    (default seqused_k[b]) + j, and q (B, Sq, Hq, D), or (Tq, Hq, D) with cu_seqlens_q, goes to q_rotated of the same
+    shape: at rotary_seqlens[b] + i with rotate_q_per_position (causal, windowed or chunked attention), else at
+    rotary_seqlens[b]. Rows of a packed q outside all sequences are left as they are in q_rotated. Without rotary_cos
+    q and q_rotated must be None.
+
+    One launch on `stream` (default: the current stream of the framework of k_cache); neither synchronises nor
+    allocates. Lengths and indices are int32 on the device, read there and clamped. Raises ValueError, TypeError or
+    NotImplementedError, naming the argument of flash_attn_with_kvcache, before anything is written.
+    """
+
 def combine(out_partial: object, lse_partial: object, out: object, lse: object, stream: int | None = None) -> None:
     """
     CUDA tensors out_partial (S, B, M, H, D) and lse_partial (S, B, M, H), float32, into out (B, M, H, D) and lse
