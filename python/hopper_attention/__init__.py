@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from hopper_attention import _core
 from hopper_attention._core import Plan
+from hopper_attention.check import check_metadata
 from hopper_attention.interface import (
     flash_attn_combine,
     flash_attn_func,
@@ -23,6 +24,7 @@ __all__ = [
     "Plan",
     "__version__",
     "built_kernels",
+    "check_metadata",
     "flash_attn_combine",
     "flash_attn_func",
     "flash_attn_varlen_func",

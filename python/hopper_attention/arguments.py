@@ -8,6 +8,7 @@ from typing import Any
 
 _CUDA = 2  # DLPack's kDLCUDA
 _INT64_END = 1 << 63
+_SHORT_NAMES = {"bf16": "bfloat16", "fp16": "float16", "half": "float16"}
 
 
 def is_torch(x: Any) -> bool:
@@ -42,6 +43,42 @@ def integer(name: str, value: Any) -> int:
     return value
 
 
+def bound(name: str, value: Any) -> int:
+    """A length from an int or a 0-d integer tensor. One on a GPU is read, which synchronises; not while a graph is
+    captured.
+    """
+    if getattr(value, "is_cuda", False):
+        if sys.modules["torch"].cuda.is_current_stream_capturing():
+            raise ValueError(
+                f"{name}: is a tensor on {value.device}, which cannot be read while a graph is captured; pass an int, "
+                "or None"
+            )
+        value = value.item()
+    value = integer(name, value)
+    if value < 0:
+        raise ValueError(f"{name}: must be at least 0, found {value}")
+    return value
+
+
+def lengths(name: str, value: Any) -> tuple[Any, int]:
+    """(tensor, -1) from a tensor of lengths, (None, n) from one length for all sequences, (None, -1) from None."""
+    if value is None:
+        return None, -1
+    if len(getattr(value, "shape", ())) > 0:
+        return value, -1
+    return None, max(0, integer(name, value))
+
+
+def size_of_pages(page_size: Any) -> int:
+    """Keys of a page, 1 or more; 0 for None, no pages."""
+    if page_size is None:
+        return 0
+    size = integer("page_size", page_size)
+    if size < 1:
+        raise ValueError(f"page_size: must be at least 1, or None for no pages, found {size}")
+    return size
+
+
 def number(name: str, value: Any) -> float:
     """A Python float. A tensor on a GPU is refused: reading it would synchronise."""
     if type(value) is float:
@@ -73,6 +110,20 @@ def flag(name: str, value: Any) -> bool:
     if isinstance(value, int) or type(value).__name__ == "bool" or type(value).__name__ == "bool_":
         return bool(value)
     raise TypeError(f"{name}: True or False is needed, found {_found(value)}")
+
+
+def dtype_name(dtype: Any) -> str:
+    """ "bfloat16" from torch.bfloat16, "float16" from numpy.float16, numpy.dtype("float16"), torch.half or "fp16"."""
+    name = dtype.__name__ if isinstance(dtype, type) else str(dtype)
+    name = name.removeprefix("torch.")
+    return _SHORT_NAMES.get(name, name)
+
+
+def needed(name: str, value: Any) -> Any:
+    """`value`, which must not be None."""
+    if value is None:
+        raise ValueError(f"{name}: is needed, found None")
+    return value
 
 
 def refuse_given(function: str, **features: Any) -> None:

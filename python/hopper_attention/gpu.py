@@ -7,14 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from hopper_attention import _core
-from hopper_attention.arguments import check_torch_inputs, flag, integer, is_torch, number, on_cuda, window
-
-WHAT_WORKS = "flash_attn_func works (dense, bf16 and fp16); CPU tensors and numpy arrays run the reference"
-
-
-def not_available(function: str) -> NotImplementedError:
-    """The error for a public function that has no kernel yet."""
-    return NotImplementedError(f"{function}: not available on the GPU yet; {WHAT_WORKS}")
+from hopper_attention.arguments import bound, check_torch_inputs, flag, integer, is_torch, number, window
 
 
 @lru_cache(maxsize=1)
@@ -23,17 +16,27 @@ def stream_comes_with_tensors() -> bool:
     return _core.has_exchange_api(sys.modules["torch"].Tensor)
 
 
-def current_stream(q: Any) -> int | None:
-    """The stream to launch on, where `_core` cannot find it out by itself; None otherwise.
+def current_stream(x: Any) -> int | None:
+    """The stream of the device of `x` to launch on, where `_core` cannot find it out by itself; None otherwise.
 
     Arrays of other libraries run on the legacy default stream, which waits for all blocking streams.
     """
-    if not is_torch(q) or stream_comes_with_tensors():
+    if not is_torch(x) or stream_comes_with_tensors():
         return None
-    return sys.modules["torch"].cuda.current_stream(q.device).cuda_stream
+    return sys.modules["torch"].cuda.current_stream(x.device).cuda_stream
 
 
-def forward(
+def forward(args: tuple, return_lse: bool) -> Any:
+    """Attention on the device of q with what `arguments` returned -> out, or (out, softmax_lse)."""
+    try:
+        _core.forward(*args)
+    except TypeError:
+        refuse_fp8(q=args[0], k=args[1], v=args[2])
+        raise
+    return (args[3], args[4]) if return_lse else args[3]
+
+
+def arguments(
     q: Any,
     k: Any,
     v: Any,
@@ -51,22 +54,38 @@ def forward(
     softmax_lse: Any,
     batch_invariant: bool,
     workspace: Any,
-) -> Any:
-    """Dense attention on the device of q. Arguments, results and errors as in `flash_attn_func`."""
+    cu_seqlens_q: Any = None,
+    cu_seqlens_k: Any = None,
+    seqused_q: Any = None,
+    seqused_k: Any = None,
+    seqused_k_all: int = -1,
+    page_table: Any = None,
+    cache_batch_idx: Any = None,
+    cache_leftpad: Any = None,
+    cu_seqlens_k_new: Any = None,
+    seqlen_k_new: int = 0,
+    max_seqlen_q: Any = None,
+    max_seqlen_k: Any = None,
+    cp_world_size: int = 1,
+    cp_rank: int = 0,
+    cp_tot_seqused_k: Any = None,
+    scheduler_metadata: Any = None,
+) -> tuple:
+    """The arguments of `_core.forward`, by position, with out, and softmax_lse if it is returned, allocated.
+
+    Raises for values that cannot be translated; all that is about tensors is left to `_core`.
+    """
     left, right = window(window_size)
     if "torch" in sys.modules:
         check_torch_inputs(q=q, k=k, v=v, s_aux=s_aux, out=out, softmax_lse=softmax_lse)
         if not stream_comes_with_tensors():
-            q, k, v, s_aux = (
-                x.detach() if is_torch(x) else x for x in (q, k, v, s_aux)
-            )  # __dlpack__ refuses requires_grad
-    if workspace is not None:
-        check_workspace(workspace)
+            q, k, v, s_aux = detached(q, k, v, s_aux)
+    world = integer("cp_world_size", cp_world_size)
     if out is None:
         out = empty_output(q, v)
     if softmax_lse is None and return_lse:
         softmax_lse = empty_lse(q)
-    _core.forward(
+    return (
         q,
         k,
         v,
@@ -83,12 +102,43 @@ def forward(
         integer("sm_margin", sm_margin),
         flag("batch_invariant", batch_invariant),
         current_stream(q),
+        workspace,
+        empty_workspace,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        seqused_q,
+        seqused_k,
+        page_table,
+        cache_batch_idx,
+        cache_leftpad,
+        cu_seqlens_k_new,
+        None if world == 1 else cp_tot_seqused_k,  # one rank has all keys
+        scheduler_metadata,
+        seqlen_k_new,
+        seqused_k_all,
+        -1 if max_seqlen_q is None else bound("max_seqlen_q", max_seqlen_q),
+        -1 if max_seqlen_k is None else bound("max_seqlen_k", max_seqlen_k),
+        world,
+        integer("cp_rank", cp_rank),
     )
-    return (out, softmax_lse) if return_lse else out
+
+
+def refuse_fp8(**tensors: Any) -> None:
+    """NotImplementedError for the first of `tensors` that is fp8."""
+    for name, x in tensors.items():
+        if "float8" in str(getattr(x, "dtype", "")):
+            raise NotImplementedError(
+                f"{name}: fp8 is not available on the GPU yet, found {x.dtype}; pass bf16 or fp16"
+            )
+
+
+def detached(*tensors: Any) -> tuple:
+    """Torch tensors without their grad, since __dlpack__ refuses requires_grad."""
+    return tuple(x.detach() if is_torch(x) else x for x in tensors)
 
 
 def empty_output(q: Any, v: Any) -> Any:
-    """(B, Sq, Hq, Dv), dtype and device of q."""
+    """(..., Hq, Dv), dtype and device of q."""
     if not is_torch(q) or not is_torch(v):
         raise TypeError("out: is needed unless q and v are torch tensors, which allocate it")
     torch = sys.modules["torch"]
@@ -98,19 +148,22 @@ def empty_output(q: Any, v: Any) -> Any:
 
 
 def empty_lse(q: Any) -> Any:
-    """(B, Hq, Sq) float32 on the device of q; None if q has no such shape, which its checks will report."""
+    """(B, Hq, Sq) or, for packed q, (Hq, Tq) float32 on the device of q; None if q has no such shape, which its checks
+    will report.
+    """
     if not is_torch(q):
         raise TypeError("softmax_lse: is needed unless q is a torch tensor, which allocates it")
-    if q.dim() != 4:
-        return None
     torch = sys.modules["torch"]
-    return torch.empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32, device=q.device)
+    if q.dim() == 4:
+        return torch.empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32, device=q.device)
+    if q.dim() == 3:
+        return torch.empty((q.shape[1], q.shape[0]), dtype=torch.float32, device=q.device)
+    return None
 
 
-def check_workspace(workspace: Any) -> None:
-    """uint8 on a CUDA device. Dense attention needs none of it."""
-    if not on_cuda("workspace", workspace):
-        raise ValueError("workspace: must be on the device of q, but is on the CPU")
-    dtype = str(getattr(workspace, "dtype", None)).removeprefix("torch.")
-    if dtype != "uint8":
-        raise TypeError(f"workspace: dtype must be uint8, found {dtype}")
+def empty_workspace(size: int, q: Any) -> Any:
+    """`size` bytes on the device of q. `_core` asks for them, if the plan needs any."""
+    if not is_torch(q):
+        raise TypeError(f"workspace: {size} bytes are needed, which only torch tensors allocate; pass a uint8 tensor")
+    torch = sys.modules["torch"]
+    return torch.empty(size, dtype=torch.uint8, device=q.device)

@@ -5,8 +5,8 @@ and v (Hq a multiple of Hk), D head dim of q and k, Dv head dim of v and out.
 
 CUDA tensors run the kernels, CPU torch tensors and numpy arrays the reference; the two cannot be mixed in one call.
 Errors are ValueError, TypeError or NotImplementedError, raised before anything is launched or written; RuntimeError if
-the GPU or its driver cannot run the kernels. No call synchronises or allocates on the device beyond `torch.empty` for
-its results, so that all can be captured in CUDA graphs.
+the GPU or its driver cannot run the kernels. No call synchronises (but to read a max_seqlen_* that is on the GPU) or
+allocates on the device beyond `torch.empty` for results and workspace, so that all can be captured in CUDA graphs.
 
 Accepted without effect: q_descale, k_descale, v_descale with 16-bit tensors; pack_gqa (a hint); deterministic (results
 always are); max_seqlen_q with dense q; cu_seqlens_k_new without k.
@@ -14,11 +14,17 @@ always are); max_seqlen_q with dense q; cu_seqlens_k_new without k.
 
 from __future__ import annotations
 
-from hopper_attention import gpu, merging
-from hopper_attention.arguments import on_cuda, refuse_given
+from hopper_attention import cache, gpu, merging, schedule
+from hopper_attention.arguments import needed, on_cuda, refuse_given
+from hopper_attention.watching import is_watched
 
 
-def _reference():
+def _elsewhere(x):
+    """The module whose functions take a call that is not for the kernels: torch's operators, or the reference."""
+    if is_watched(x):
+        from hopper_attention import torch_ops
+
+        return torch_ops
     from hopper_attention.reference import functions
 
     return functions
@@ -62,7 +68,8 @@ def flash_attn_func(
     batch_invariant: the result of a sequence depends on no other.
 
     out (B, Sq, Hq, Dv), dtype of q: written and returned; must not overlap an input. softmax_lse (B, Hq, Sq) float32,
-    contiguous: filled if given. workspace: uint8; none is needed.
+    contiguous: filled if given. workspace: uint8, 16-byte aligned, of plan(...).workspace_bytes or more; allocated if it
+    is needed and not given.
 
     Returns out; with return_attn_probs (out, softmax_lse): natural log, including s_aux. A query that sees no key gives
     0 and -inf, with s_aux 0 and s_aux.
@@ -70,8 +77,8 @@ def flash_attn_func(
     Raises NotImplementedError for qv, for tensors that require grad while grad mode is on, and for head dims without a
     kernel. Allocates out, and softmax_lse if it is returned.
     """
-    if not on_cuda("q", q):
-        return _reference().flash_attn_func(
+    if is_watched(q) or not on_cuda("q", q):
+        return _elsewhere(q).flash_attn_func(
             q,
             k,
             v,
@@ -97,7 +104,7 @@ def flash_attn_func(
         )
     if qv is not None:
         refuse_given("flash_attn_func", qv=qv)
-    return gpu.forward(
+    args = gpu.arguments(
         q,
         k,
         v,
@@ -115,6 +122,7 @@ def flash_attn_func(
         batch_invariant=batch_invariant,
         workspace=workspace,
     )
+    return gpu.forward(args, return_attn_probs)
 
 
 def flash_attn_varlen_func(
@@ -153,19 +161,64 @@ def flash_attn_varlen_func(
     batch_invariant=False,
     workspace=None,
 ):
-    """Attention of packed sequences of different lengths. Not available on the GPU yet: NotImplementedError for CUDA
-    tensors.
+    """Attention of packed sequences of different lengths, on packed or paged keys.
 
-    q (Tq, Hq, D), k (Tk, Hk, D), v (Tk, Hk, Dv); with page_table (B, n), k and v are (pages, page_size, Hk, D / Dv).
-    cu_seqlens_* (B + 1,) int32: where each sequence starts. seqused_* (B,) int32: how much of it counts; seqused_k is
-    needed with pages. max_seqlen_*: bounds, for speed only. The other arguments are those of `flash_attn_func`.
+    q (Tq, Hq, D); k (Tk, Hk, D), v (Tk, Hk, Dv), or with page_table (B, n) pages (pages, page_size, Hk, D / Dv) of any
+    page_size; page ids of slots past a sequence's keys may be anything. dtypes, strides and head dims as in
+    `flash_attn_func`.
 
-    Returns out (Tq, Hq, Dv); with return_attn_probs also softmax_lse (Hq, Tq) float32. A query that sees no key gives 0
-    and -inf. Rows outside all sequences are never written.
+    Lengths are int32 on the device of q, contiguous (page_table: unit last stride), and read there alone: what is out
+    of bounds is clamped, see `check_metadata`. cu_seqlens_q, cu_seqlens_k (B + 1,): where each sequence starts; one of
+    cu_seqlens_k and page_table is needed. seqused_q, seqused_k (B,): how many queries and keys count, from the start of
+    the sequence; seqused_k is needed with pages. q may have rows outside all sequences: their out and LSE are not
+    written.
+
+    max_seqlen_q, max_seqlen_k: upper bounds, for speed only: an int, or a 0-d integer tensor (one on the GPU is read,
+    which synchronises, and is refused during graph capture); None is what the shapes allow.
+
+    scheduler_metadata: from `get_scheduler_metadata`, so that layers share it. cp_world_size, cp_rank: this rank holds
+    the keys whose position is cp_rank modulo cp_world_size; k, v and their lengths are local, cp_tot_seqused_k (B,) the
+    lengths on all ranks; out and LSE are of the local keys, for `merge_states`. workspace: uint8, 16-byte aligned, of
+    plan(...).workspace_bytes or more; allocated if it is needed and not given. The other arguments are those of
+    `flash_attn_func`.
+
+    Returns out (Tq, Hq, Dv); with return_attn_probs (out, softmax_lse (Hq, Tq) float32). A query that sees no key gives
+    0 and -inf, with s_aux 0 and s_aux.
     """
-    if on_cuda("q", q):
-        raise gpu.not_available("flash_attn_varlen_func")
-    return _reference().flash_attn_varlen_func(
+    if not is_watched(q) and on_cuda("q", q):
+        if qv is not None:
+            refuse_given("flash_attn_varlen_func", qv=qv)
+        args = gpu.arguments(
+            q,
+            k,
+            v,
+            softmax_scale=softmax_scale,
+            causal=causal,
+            window_size=window_size,
+            attention_chunk=attention_chunk,
+            softcap=softcap,
+            num_splits=num_splits,
+            sm_margin=sm_margin,
+            return_lse=return_attn_probs,
+            s_aux=s_aux,
+            out=out,
+            softmax_lse=softmax_lse,
+            batch_invariant=batch_invariant,
+            workspace=workspace,
+            cu_seqlens_q=needed("cu_seqlens_q", cu_seqlens_q),
+            cu_seqlens_k=cu_seqlens_k if page_table is not None else needed("cu_seqlens_k", cu_seqlens_k),
+            seqused_q=seqused_q,
+            seqused_k=seqused_k,
+            page_table=page_table,
+            max_seqlen_q=max_seqlen_q,
+            max_seqlen_k=max_seqlen_k,
+            cp_world_size=cp_world_size,
+            cp_rank=cp_rank,
+            cp_tot_seqused_k=cp_tot_seqused_k,
+            scheduler_metadata=scheduler_metadata,
+        )
+        return gpu.forward(args, return_attn_probs)
+    return _elsewhere(q).flash_attn_varlen_func(
         q,
         k,
         v,
@@ -243,21 +296,65 @@ def flash_attn_with_kvcache(
     batch_invariant=False,
     workspace=None,
 ):
-    """Attention over a K/V cache, after appending k and v to it in place. Not available on the GPU yet:
-    NotImplementedError.
+    """Attention over a K/V cache, after appending k and v to it in place if they are given.
 
-    q (B, Sq, Hq, D), or (T, Hq, D) with cu_seqlens_q (B + 1,). k_cache (Bc, S, Hk, D), v_cache (Bc, S, Hk, Dv), or with
-    page_table (B, n) (pages, page_size, Hk, ...). k (B, Sn, Hk, D) and v are appended at cache_seqlens, (B,) int32 or
-    an int: the length before the append, not modified. Attention sees cache_seqlens + new - cache_leftpad keys.
-    rotary_cos, rotary_sin (positions, rotary_dim / 2) rotate queries and new keys. The other arguments are those of
+    q (B, Sq, Hq, D), or (Tq, Hq, D) with cu_seqlens_q (B + 1,). k_cache (Bc, S, Hk, D), v_cache (Bc, S, Hk, Dv), or
+    with page_table (B, n) pages (pages, page_size, Hk, D / Dv). cache_seqlens: keys in the cache before the append,
+    (B,) or an int for all sequences; it is not modified. None is a full cache; pages need it. cache_batch_idx (B,):
+    which row of the cache belongs to a sequence, default its own; not with pages. cache_leftpad (B,): slots at the
+    start of a sequence that hold no keys. All tensors of lengths are int32 on the device of q; what is out of bounds is
+    clamped.
+
+    k (B, Sn, Hk, D) and v (B, Sn, Hk, Dv), or (Tn, Hk, ...) with cu_seqlens_k_new (B + 1,), go to the slots from
+    cache_seqlens on; what does not fit is dropped. Attention sees cache_seqlens + new - cache_leftpad keys. rotary_cos,
+    rotary_sin (positions, rotary_dim / 2) rotate new keys at rotary_seqlens (B,) (default cache_seqlens) + j, and
+    queries likewise if attention is causal, windowed or in chunks, else all at the start; q is not modified.
+
+    max_seqlen_q, scheduler_metadata, cp_* and workspace as in `flash_attn_varlen_func`, the other arguments as in
     `flash_attn_func`.
 
-    Returns out like q with Dv; with return_softmax_lse also softmax_lse (B, Hq, Sq) or (Hq, T). A query that sees no
-    key gives 0 and -inf.
+    Returns out, as q with Dv; with return_softmax_lse (out, softmax_lse (B, Hq, Sq) or (Hq, Tq) float32). A query that
+    sees no key gives 0 and -inf, with s_aux 0 and s_aux. Allocates a rotated q with rotary embedding.
     """
-    if on_cuda("q", q):
-        raise gpu.not_available("flash_attn_with_kvcache")
-    return _reference().flash_attn_with_kvcache(
+    if not is_watched(q) and on_cuda("q", q):
+        if qv is not None:
+            refuse_given("flash_attn_with_kvcache", qv=qv)
+        return cache.attend(
+            q,
+            k_cache,
+            v_cache,
+            k,
+            v,
+            rotary_cos,
+            rotary_sin,
+            cache_seqlens,
+            cache_batch_idx,
+            cache_leftpad,
+            page_table,
+            cu_seqlens_q,
+            cu_seqlens_k_new,
+            max_seqlen_q,
+            rotary_seqlens,
+            softmax_scale,
+            causal,
+            window_size,
+            attention_chunk,
+            softcap,
+            rotary_interleaved,
+            scheduler_metadata,
+            num_splits,
+            sm_margin,
+            return_softmax_lse,
+            s_aux,
+            out,
+            softmax_lse,
+            cp_world_size,
+            cp_rank,
+            cp_tot_seqused_k,
+            batch_invariant,
+            workspace,
+        )
+    return _elsewhere(q).flash_attn_with_kvcache(
         q,
         k_cache,
         v_cache,
@@ -313,8 +410,8 @@ def flash_attn_combine(out_partial, lse_partial, out=None, out_dtype=None):
     Returns (out, lse (B, M, H) float32, a transposed view of (B, H, M)). A row without keys gives 0 and -inf. Allocates
     out unless given, and lse.
     """
-    if not on_cuda("out_partial", out_partial):
-        return _reference().flash_attn_combine(out_partial, lse_partial, out, out_dtype)
+    if is_watched(out_partial) or not on_cuda("out_partial", out_partial):
+        return _elsewhere(out_partial).flash_attn_combine(out_partial, lse_partial, out, out_dtype)
     return merging.combine(out_partial, lse_partial, out, out_dtype)
 
 
@@ -331,8 +428,8 @@ def merge_states(out_a, lse_a, out_b, lse_b, *, out=None, lse=None):
 
     Returns (out, lse). A row without keys on both sides gives 0 and -inf. Allocates out and lse unless given.
     """
-    if not on_cuda("out_a", out_a):
-        return _reference().merge_states(out_a, lse_a, out_b, lse_b, out=out, lse=lse)
+    if is_watched(out_a) or not on_cuda("out_a", out_a):
+        return _elsewhere(out_a).merge_states(out_a, lse_a, out_b, lse_b, out=out, lse=lse)
     return merging.merge_states(out_a, lse_a, out_b, lse_b, out, lse)
 
 
@@ -362,8 +459,67 @@ def get_scheduler_metadata(
     batch_invariant=False,
     out=None,
 ):
-    """The schedule of one step's varlen or cache calls, shared by all layers: 1-D int32 CUDA tensor. Not available yet.
+    """The schedule of one step's `flash_attn_varlen_func` or `flash_attn_with_kvcache` calls, shared by all layers.
 
-    qkv_dtype: None is torch.bfloat16 (torch is not imported for a default value). Raises NotImplementedError.
+    cache_seqlens: keys of each sequence, (B,) int32 on a CUDA device, or an int for all; for packed keys their lengths.
+    cu_seqlens_q (B + 1,): where queries start; without it every sequence has max_seqlen_q. cu_seqlens_k_new (B + 1,) or
+    max_seqlen_k_new: keys that the calls append. max_seqlen_q, max_seqlen_k: bounds, see `flash_attn_varlen_func`; they
+    need not be those of the calls. qkv_dtype: None is torch.bfloat16 (torch is not imported for a default value).
+    batch_size, lengths, heads, head dims, dtype, page_size, window, chunk, causal, leftpad and batch_invariant must be
+    those of the calls; has_softcap, num_splits, pack_gqa and sm_margin have no effect.
+
+    Returns a 1-D int32 tensor on the device of cache_seqlens (an int: of cu_seqlens_q, else the current one) of 1 + 4 *
+    (B rounded up to a multiple of 4) elements, or `out`, of that many or more. Its contents may be copied elsewhere.
+    One small kernel; neither synchronises nor, with out, allocates. For CPU tensors, whose calls need no schedule:
+    zeros.
     """
-    raise gpu.not_available("get_scheduler_metadata")
+    source = schedule.source(cache_seqlens, cu_seqlens_q)
+    if is_watched(source) or (source is not None and not on_cuda("cache_seqlens", source)):
+        return _elsewhere(source).get_scheduler_metadata(
+            batch_size,
+            max_seqlen_q,
+            max_seqlen_k,
+            num_heads_q,
+            num_heads_kv,
+            headdim,
+            cache_seqlens,
+            qkv_dtype,
+            headdim_v,
+            cu_seqlens_q,
+            cu_seqlens_k_new,
+            cache_leftpad,
+            page_size,
+            max_seqlen_k_new,
+            causal,
+            window_size,
+            attention_chunk,
+            has_softcap,
+            num_splits,
+            pack_gqa,
+            sm_margin,
+            batch_invariant=batch_invariant,
+            out=out,
+        )
+    return schedule.make(
+        batch_size,
+        max_seqlen_q,
+        max_seqlen_k,
+        num_heads_q,
+        num_heads_kv,
+        headdim,
+        cache_seqlens,
+        qkv_dtype,
+        headdim_v,
+        cu_seqlens_q,
+        cu_seqlens_k_new,
+        cache_leftpad,
+        page_size,
+        max_seqlen_k_new,
+        causal,
+        window_size,
+        attention_chunk,
+        num_splits,
+        sm_margin,
+        batch_invariant,
+        out,
+    )

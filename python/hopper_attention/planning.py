@@ -6,12 +6,12 @@ import sys
 from typing import Any
 
 from hopper_attention import _core
-from hopper_attention.arguments import flag, integer, number, window
+from hopper_attention.arguments import dtype_name, flag, integer, number, size_of_pages, window
 
 _DTYPES = ("bfloat16", "float16")
-_SHORT_NAMES = {"bf16": "bfloat16", "fp16": "float16", "half": "float16"}
 _MAX_HEAD_DIM = 256
 _HEAD_DIM_STEP = 8
+_HEAD_DIMS = [(d, d) for d in range(_HEAD_DIM_STEP, _MAX_HEAD_DIM + 1, _HEAD_DIM_STEP)] + [(192, 128)]
 _NAME_FOR_PLANS = "H100"
 
 
@@ -38,14 +38,12 @@ def plan(
 ) -> _core.Plan:
     """The plan of a call: kernel, tile, splits, grid, workspace, and the reason for each. print(plan) explains it.
 
-    dtype: torch or numpy dtype, or its name. device: None, "cuda:1", a torch.device: that GPU; "H100", "H200" or a
+    dtype: torch or numpy dtype, or its name. page_size: of a paged K and V, None for others. device: None, "cuda:1", a torch.device: that GPU; "H100", "H200" or a
     number of SMs: no GPU is needed. The kernel may be missing from this build, see `is_supported`.
 
     Raises ValueError or TypeError for values that no call takes, NotImplementedError if there is no kernel for them,
     RuntimeError if `device` is a GPU that cannot be asked.
     """
-    if page_size is not None:
-        raise NotImplementedError(f"page_size: paged K and V are not available yet, found {page_size!r}; pass None")
     name = dtype_name(dtype)
     if name not in _DTYPES:
         raise NotImplementedError(f"dtype: {name} is not available; available: {', '.join(_DTYPES)}")
@@ -71,6 +69,7 @@ def plan(
         softcap=number("softcap", softcap),
         num_splits=integer("num_splits", num_splits),
         batch_invariant=flag("batch_invariant", batch_invariant),
+        page_size=size_of_pages(page_size),
     )
 
 
@@ -120,21 +119,23 @@ def is_supported(
 
 
 def support_matrix() -> list[dict[str, Any]]:
-    """The head dims that have kernels. A dict for each (dtype, mask class, tile): dtype, masked, head_dims, tile,
-    built.
+    """The head dims that have kernels. A dict for each (dtype, mask class, tile): dtype, masked, head_dims, head_dims_v,
+    tile, built.
 
-    head_dims are those for which this tile is chosen at 1,024 queries and keys, with head_dim_v = head_dim; other lengths
-    may get another tile of the same head dims. Lengths, batch, head ratio, causal, window, chunk, softcap and sinks are
-    free for each. Needs no GPU.
+    head_dims are those for which this tile is chosen at 1,024 queries and keys of a dense call, each with the
+    head_dims_v at the same place: equal ones, and (192, 128); other lengths and layouts may get another tile of the
+    same head dims. Smaller dims of v run, too. Layout, lengths, pages, batch, head ratio, causal, window, chunk, softcap
+    and sinks are free for each. Needs no GPU.
     """
     rows: list[dict[str, Any]] = []
     for dtype in _DTYPES:
         for masked in (False, True):
-            for head_dim in range(_HEAD_DIM_STEP, _MAX_HEAD_DIM + 1, _HEAD_DIM_STEP):
+            for dim, dim_v in _HEAD_DIMS:
                 try:
                     found = plan(
                         dtype=dtype,
-                        head_dim=head_dim,
+                        head_dim=dim,
+                        head_dim_v=dim_v,
                         causal=masked,
                         device=_NAME_FOR_PLANS,
                         batch=1,
@@ -145,17 +146,11 @@ def support_matrix() -> list[dict[str, Any]]:
                     )
                 except NotImplementedError:
                     continue
-                if (
-                    rows
-                    and rows[-1]["tile"] == found.tile
-                    and (rows[-1]["dtype"], rows[-1]["masked"]) == (dtype, masked)
-                ):
-                    rows[-1]["head_dims"].append(head_dim)
-                else:
-                    built = is_built(found)
-                    rows.append(
-                        {"dtype": dtype, "masked": masked, "head_dims": [head_dim], "tile": found.tile, "built": built}
-                    )
+                row = {"dtype": dtype, "masked": masked, "tile": found.tile}
+                if not rows or any(rows[-1][key] != value for key, value in row.items()):
+                    rows.append({**row, "head_dims": [], "head_dims_v": [], "built": is_built(found)})
+                rows[-1]["head_dims"].append(dim)
+                rows[-1]["head_dims_v"].append(dim_v)
     return rows
 
 
@@ -192,13 +187,6 @@ def missing_kernel(found: _core.Plan) -> str:
         f"(built: {have}); reinstall with HOPPER_ATTENTION_HEAD_DIMS and HOPPER_ATTENTION_DTYPES unset or including "
         "it, and without HOPPER_ATTENTION_HOST_ONLY"
     )
-
-
-def dtype_name(dtype: Any) -> str:
-    """ "bfloat16" from torch.bfloat16, "float16" from numpy.float16, numpy.dtype("float16"), torch.half or "fp16"."""
-    name = dtype.__name__ if isinstance(dtype, type) else str(dtype)
-    name = name.removeprefix("torch.")
-    return _SHORT_NAMES.get(name, name)
 
 
 def device_ordinal(device: Any) -> int | None:

@@ -146,10 +146,12 @@ def lines(report: dict[str, Any]) -> list[str]:
     text.append(f"  tensors      {report['tensor_path']}")
     text.append(f"  kernels      {len(report['kernels'])} built")
     for row in report["support"]:
-        dims, tile = row["head_dims"], row["tile"]
+        tile = row["tile"]
+        dims, dims_v = ((sizes[0], sizes[-1]) for sizes in (row["head_dims"], row["head_dims_v"]))
+        text_of_dims = f"d {dims[0]}-{dims[1]}" if dims == dims_v else f"d ({dims[0]}, {dims_v[0]})"
         mask = "masked" if row["masked"] else "full"
         built = "built" if row["built"] else "not built"
-        text.append(f"    {row['dtype']:9} d {dims[0]}-{dims[-1]}, {mask}: tile {tile.rows}x{tile.keys}, {built}")
+        text.append(f"    {row['dtype']:9} {text_of_dims}, {mask}: tile {tile.rows}x{tile.keys}, {built}")
     return [*text, report["message"]]
 
 
