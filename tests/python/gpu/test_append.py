@@ -82,6 +82,7 @@ CASES = [
     Case("head dim 8", [3, 40, 94], new=3, head_dim=8, heads_k=1, heads_q=3),
     Case("head dim 256, fp16", [3, 40, 94], new=3, head_dim=256, dtype="fp16"),
     Case("head dim 80, ten heads", [3, 40, 94], new=3, head_dim=80, heads_k=10, heads_q=20, dtype="fp16"),
+    Case("heads that do not fill their last block", [3, 40, 94], new=3, head_dim=256, heads_k=9, heads_q=18, rotary_dim=64),
     Case("rotation, interleaved", [0, 5, 95], new=2, queries=2, **ROTARY),
     Case("rotation, halves", [0, 5, 95], new=2, queries=2, interleaved=False, **ROTARY),
     Case("rotation of a part of the columns", [0, 5, 9], new=4, queries=3, rotary_dim=64),
