@@ -48,4 +48,43 @@ inline Arguments valid_call(CallShape const& s = {}) {
   return args;
 }
 
+inline Tensor lengths_at(std::uintptr_t address, std::int64_t count) {
+  return contiguous(address, DataType::kInt32, {count});
+}
+
+// Three packed sequences: 20 rows of q, 30 of k and v.
+inline Arguments varlen_call() {
+  Arguments args;
+  args.q = contiguous(1 * kMiB, DataType::kBFloat16, {20, 4, 64});
+  args.k = contiguous(2 * kMiB, DataType::kBFloat16, {30, 2, 64});
+  args.v = contiguous(3 * kMiB, DataType::kBFloat16, {30, 2, 64});
+  args.out = contiguous(4 * kMiB, DataType::kBFloat16, {20, 4, 64});
+  args.softmax_lse = contiguous(5 * kMiB, DataType::kFloat32, {4, 20});
+  args.sinks = contiguous(6 * kMiB, DataType::kFloat32, {4});
+  args.cu_seqlens_q = lengths_at(7 * kMiB, 4);
+  args.cu_seqlens_k = lengths_at(8 * kMiB, 4);
+  return args;
+}
+
+// The same queries on 12 pages of 16 keys, 5 for each sequence.
+inline Arguments paged_call() {
+  Arguments args = varlen_call();
+  args.cu_seqlens_k = {};
+  args.k = contiguous(2 * kMiB, DataType::kBFloat16, {12, 16, 2, 64});
+  args.v = contiguous(3 * kMiB, DataType::kBFloat16, {12, 16, 2, 64});
+  args.page_table = contiguous(8 * kMiB, DataType::kInt32, {3, 5});
+  args.seqused_k = lengths_at(9 * kMiB, 3);
+  return args;
+}
+
+// One query for each of 3 sequences on a cache of 8 sequences with 100 slots.
+inline Arguments cache_call() {
+  Arguments args = valid_call({.batch = 3, .seqlen_q = 1, .seqlen_k = 100});
+  args.k = contiguous(2 * kMiB, DataType::kBFloat16, {8, 100, 2, 64});
+  args.v = contiguous(3 * kMiB, DataType::kBFloat16, {8, 100, 2, 64});
+  args.cache_batch_idx = lengths_at(8 * kMiB, 3);
+  args.seqused_k = lengths_at(9 * kMiB, 3);
+  return args;
+}
+
 }  // namespace hopper_attention
