@@ -109,7 +109,7 @@ def measure(
     options: argparse.Namespace, given: list[str], cases: list[suites.Case], found: list[Implementation]
 ) -> dict[str, Any]:
     """The report. A lost GPU ends it early, with what there is."""
-    from hopper_attention.bench import host, run, timing, traffic
+    from hopper_attention.bench import host, kernels, run, timing, traffic
 
     warnings.filterwarnings("ignore", module="torch")
     report = run.new_report(given)
@@ -123,6 +123,9 @@ def measure(
                 entry = run.run_case(case, found, seconds=seconds, without_ours=options.without_ours)
                 report["cases"].append(entry)
                 progress.step(table.one_line(entry))
+                save(report, options.json)
+            if options.suite in (*kernels.SUITES, "all"):
+                report["kernels"] = kernels.measure(options.suite, found, options.quick, progress.say)
                 save(report, options.json)
             if options.suite in ("host", "all"):
                 report["host"] = host.measure(found, options.quick)

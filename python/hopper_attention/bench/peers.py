@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from hopper_attention.bench import fa3
 from hopper_attention.bench.suites import Case
@@ -50,6 +50,12 @@ class Ours(Implementation):
 
     name = "ours"
     with_metadata = True
+    extra: ClassVar[dict[str, Any]] = {}  # options of every varlen and cache call and of its metadata
+
+    def splits(self, case: Case) -> int:
+        """Few queries for the memory they read want their keys split."""
+        few = case.is_decode or (case.page_size > 0 and min(case.q_lengths) <= fa3.SPLITTING_UP_TO)
+        return 0 if few else 1
 
     def prepare(self, case: Case, sets: list[Any]) -> Prepared:
         make = {"dense": self.dense, "varlen": self.varlen, "cache": self.cache}[case.call]
@@ -73,12 +79,13 @@ class Ours(Implementation):
                 inputs.used_k,
                 qkv_dtype=inputs.q.dtype,
                 headdim_v=case.dv,
-                cu_seqlens_q=inputs.cu_q,
+                cu_seqlens_q=inputs.cu_q if case.call == "varlen" else None,
                 page_size=case.page_size or None,
                 causal=case.causal,
                 window_size=case.window,
                 has_softcap=case.softcap > 0,
-                num_splits=0 if case.is_decode else 1,
+                num_splits=self.splits(case),
+                **self.extra,
             )
         except NotImplementedError:
             return None, "without metadata"
@@ -109,6 +116,8 @@ class Ours(Implementation):
             "max_seqlen_q": max(case.q_lengths),
             "max_seqlen_k": max(case.k_lengths),
             "scheduler_metadata": metadata,
+            "num_splits": self.splits(case),
+            **self.extra,
             **self.mask(case, inputs),
         }
         if inputs.page_table is None:
@@ -129,6 +138,7 @@ class Ours(Implementation):
         out, lse = results_for(case, inputs)
         q, k, v, mask = inputs.q, inputs.k, inputs.v, self.mask(case, inputs)
         options = {"cache_seqlens": inputs.used_k, "page_table": inputs.page_table, "scheduler_metadata": metadata}
+        options.update(self.extra)
 
         def call() -> tuple[Any, Any]:
             flash_attn_with_kvcache(q, k, v, out=out, softmax_lse=lse, **options, **mask)
@@ -145,6 +155,17 @@ class OursWithoutMetadata(Ours):
 
     def refusal(self, case: Case) -> str:
         return "" if case.call == "varlen" else "for varlen cases"
+
+
+class OursBatchInvariant(Ours):
+    """What batch_invariant costs, where the batch is not small."""
+
+    name = "ours, batch_invariant"
+    extra: ClassVar[dict[str, Any]] = {"batch_invariant": True}
+
+    def refusal(self, case: Case) -> str:
+        wanted = case.suite in ("decode", "mixed") and case.batch >= 32
+        return "" if wanted else "for decode and mixed batches of 32 and more"
 
 
 class OursDense(Ours):
@@ -293,7 +314,7 @@ def as_given(case: Case, out: Any, lse: Any) -> tuple[Any, Any]:
 
 def implementations(names: list[str], fa3_path: str | None, fa3_py: str | None) -> list[Implementation]:
     """Ours and the named peers. FA3 is left out if no library is given. Raises OSError if it cannot be loaded."""
-    found: list[Implementation] = [Ours(), OursDense(), OursWithoutMetadata()]
+    found: list[Implementation] = [Ours(), OursDense(), OursWithoutMetadata(), OursBatchInvariant()]
     makers: dict[str, Callable[[], Implementation]] = {
         "cudnn": lambda: Sdpa("cudnn", "CUDNN_ATTENTION"),
         "flash": lambda: Sdpa("flash", "FLASH_ATTENTION"),

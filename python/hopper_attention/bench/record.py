@@ -1,6 +1,7 @@
 """A report: the dict that the JSON file holds. What its entries say, and what follows from them.
 
-{"schema", "date", "command", "machine": {...}, "ceilings": {...}, "cases": [entry], "host": [...], "traffic": [...]}
+{"schema", "date", "command", "machine": {...}, "ceilings": {...}, "cases": [entry], "host": [...], "traffic": [...],
+ "kernels": [...]}
 entry: {"case": fields of suites.Case, "flops", "kv_bytes", "status": "ok" | "skipped" | "wrong" | "failed", "reason",
         "results": {name: {"us": median, "spread", "samples": us of each round, "check": {...}, "note"}},
         "left_out": {name: reason}}
@@ -19,6 +20,7 @@ SCHEMA = 1
 OURS = "ours"
 SHORT = (512, 1024)
 BEST_DATA = pathlib.Path(__file__).parent / "data" / "prefill_best.json"
+DECODE_BEST_DATA = BEST_DATA.with_name("decode_best.json")
 
 
 def load(path: str) -> dict[str, Any]:
@@ -78,11 +80,20 @@ def best_table() -> dict[tuple[int, int, int, bool], dict[str, Any]]:
     return {(row["seqlen"], row["heads"], row["head_dim"], row["causal"]): row for row in rows}
 
 
+@lru_cache(maxsize=1)
+def decode_best_table() -> dict[str, dict[str, Any]]:
+    """Name of a decode case -> time of FA3 and of the best (FA3, FlashInfer or its XQA) in one run on an H200."""
+    return {row["name"]: row for row in json.loads(DECODE_BEST_DATA.read_text(encoding="utf-8"))}
+
+
 def best_known_us(entry: dict[str, Any]) -> float | None:
     """FA3's time in this run over the best speed relative to it; where cuDNN is the best, its time in this run if that
-    is less. None outside the prefill grid or without FA3.
+    is less. For decode the best of its table, scaled by FA3's time. None outside the two tables or without FA3.
     """
     case = entry["case"]
+    if case["suite"] == "decode":
+        decode_row, fa3 = decode_best_table().get(case["name"]), time_us(entry, "fa3")
+        return fa3 * decode_row["best_us"] / decode_row["fa3_us"] if decode_row and fa3 else None
     if case["suite"] != "prefill":
         return None
     row = best_table().get((case["seqlen_q"], case["heads_q"], case["head_dim"], case["causal"]))
@@ -98,6 +109,27 @@ def over_best(entry: dict[str, Any]) -> float | None:
     """Our speed over the best known."""
     ours, best = time_us(entry), best_known_us(entry)
     return best / ours if ours and best else None
+
+
+def goal(entry: dict[str, Any], name: str = "goal") -> float:
+    """A goal of a case; 0 if nothing is said, or the report is older than the goal."""
+    return entry["case"].get(name, 0.0)
+
+
+def goals_reached(report: dict[str, Any], entry: dict[str, Any]) -> list[bool]:
+    """For each goal of a case that can be judged, whether it is reached."""
+    found = []
+    for name, value in (
+        ("goal", speedup(entry, "fa3")),
+        ("goal_best", over_best(entry)),
+        ("goal_read", fraction(report, entry)),
+    ):
+        if goal(entry, name) and value is not None:
+            found.append(value >= goal(entry, name))
+    us = time_us(entry)
+    if goal(entry, "goal_us") and us is not None:
+        found.append(us <= goal(entry, "goal_us"))
+    return found
 
 
 def geometric_mean(values: Iterable[float]) -> float | None:

@@ -180,4 +180,5 @@ def new_report(arguments: list[str]) -> dict[str, Any]:
         "cases": [],
         "host": [],
         "traffic": [],
+        "kernels": [],
     }

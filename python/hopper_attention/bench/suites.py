@@ -20,9 +20,10 @@ class Case:
     """One call to measure.
 
     call: "dense" is flash_attn_func, "varlen" flash_attn_varlen_func, "cache" flash_attn_with_kvcache. lengths: keys of
-    each sequence where they differ (varlen: queries as well); batch and seqlen_k follow from them. page_size: 0 is
-    contiguous K and V. goal: what ours / FA3 should reach, 0 if nothing is said. seconds: GPU time for all
-    implementations together. peers: the only ones to run beside ours; () is all.
+    each sequence where they differ (varlen: queries as well, unless `queries` tells them); batch and seqlen_k follow
+    from them. page_size: 0 is contiguous K and V. Goals, 0 if nothing is said: goal of ours / FA3, goal_best of ours /
+    best known, goal_read of the read rate, goal_us at most so many us. seconds: GPU time for all implementations
+    together. peers: the only ones to run beside ours; () is all.
     """
 
     suite: str
@@ -42,7 +43,11 @@ class Case:
     call: str = "dense"
     page_size: int = 0
     lengths: tuple[int, ...] = ()
+    queries: tuple[int, ...] = ()
     goal: float = 0.0
+    goal_best: float = 0.0
+    goal_read: float = 0.0
+    goal_us: float = 0.0
     seconds: float = 0.4
     peers: tuple[str, ...] = ()
 
@@ -56,6 +61,8 @@ class Case:
 
     @property
     def q_lengths(self) -> tuple[int, ...]:
+        if self.queries:
+            return self.queries
         return self.lengths if self.lengths and self.call == "varlen" else (self.seqlen_q,) * self.batch
 
     @property
@@ -140,8 +147,30 @@ def prefill() -> list[Case]:
 
 
 def varlen() -> list[Case]:
-    """The same through flash_attn_varlen_func, beside the dense call: packing must cost nothing."""
-    return [dataclasses.replace(case, suite="varlen", call="varlen", peers=("fa3",)) for case in prefill()]
+    """The same through flash_attn_varlen_func, beside the dense call: packing must cost nothing. Then what engines pack."""
+    found = [dataclasses.replace(case, suite="varlen", call="varlen", peers=("fa3",)) for case in prefill()]
+    packed = [case for case in engine() if case.call == "varlen" and not case.page_size]
+    return found + [dataclasses.replace(case, suite="varlen", peers=("fa3",)) for case in packed]
+
+
+def mixed() -> list[Case]:
+    """A step of an engine: chunks of prompts, and prompts beside single queries, over a paged cache."""
+    suite = "mixed"
+    prompts, singles = 2, 62
+    lengths = (1024,) * prompts + (4096,) * singles
+    shape = (prompts + singles, 1024, 4096, 32, 8, 128)
+    step = {"call": "varlen", "lengths": lengths, "queries": (1024,) * prompts + (1,) * singles, "goal": 1.15}
+    return [
+        *(
+            Case(*(suite, f"512 on 16k, page {page}, 32/8, d128", 4, 512, 16384, 32, 8, 128), call="varlen",
+                 page_size=page, goal=1.08)
+            for page in (16, 128)
+        ),
+        *(
+            Case(*(suite, f"2 prompts of 1k with 62 queries at 4k, page {page}", *shape), page_size=page, **step)
+            for page in (16, 128)
+        ),
+    ]  # fmt: skip
 
 
 def skewed_lengths(batch: int, shortest: int, longest: int, seed: int) -> tuple[int, ...]:
@@ -222,24 +251,37 @@ def decode() -> list[Case]:
     """The decode tables of shared/anchors.md and what the issue on decode adds."""
     large = [(1, 8192, 32, 8), (1, 8192, 64, 8), (64, 4096, 32, 8), (256, 1024, 32, 8), (1, 8192, 8, 1)]
     large += [(16, 8192, 8, 1), (64, 4096, 8, 1), (1, 131072, 8, 1)]
-    cases = [decode_case(*shape) for shape in large]
-    cases += [decode_case(b, keys, 64, 8, 64) for b, keys in ((1, 8192), (16, 8192), (256, 1024))]
-    cases.append(decode_case(32, 8192, 32, 8, lengths=ragged_lengths(32, 512, 8192, 0)))
+    goals = {(1, 8192, 32, 8): 1.25, (1, 8192, 64, 8): 1.25, (256, 1024, 32, 8): 1.03}
+    cases = [decode_case(*shape, goal_best=goals.get(shape, 0.0)) for shape in large]
+    cases += [
+        decode_case(b, keys, 64, 8, 64, goal_best=goal)
+        for b, keys, goal in ((1, 8192, 1.25), (16, 8192, 0.0), (256, 1024, 1.03))
+    ]
+    cases.append(decode_case(32, 8192, 32, 8, lengths=ragged_lengths(32, 512, 8192, 0), goal_best=1.15))
     few = [(hq, hk, keys, b) for hq, hk, lengths in FEW for keys in lengths for b in (1, 16, 64)]
-    cases += [decode_case(b, keys, hq, hk) for hq, hk, keys, b in few]
-    cases += [decode_case(b, 8192, 32, 8, d, page_size=page) for b, d, page in STREAMS]
+    limits = {(8, 1, 8192, 1): 8.0}
+    cases = [case for case in cases if (case.heads_q, case.heads_k, case.seqlen_k, case.batch) not in few]
+    cases += [
+        decode_case(b, keys, hq, hk, goal_best=1.0, goal_us=limits.get((hq, hk, keys, b), 0.0))
+        for hq, hk, keys, b in few
+    ]
+    cases += [decode_case(b, 8192, 32, 8, d, page_size=page, goal_read=goal) for b, d, page, goal in STREAMS]
     cases += [decode_case(64, 4096, 32, 8, seqlen_q=queries) for queries in (4, 8)]
-    cases += [decode_case(32, keys, 64, 8, 64, window=(127, 0)) for keys in (2048, 32768)]
+    cases += [decode_case(32, keys, 64, 8, 64, window=(127, 0), goal_us=12.0) for keys in (2048, 32768)]
     return list({case.name: case for case in cases}.values())
 
 
 FEW = ((32, 8, (128, 512)), (8, 1, (128, 512, 1024, 8192, 32768)))
-STREAMS = [(32, 128, page) for page in (1, 4, 16, 64, 256, 0)] + [(64, 64, page) for page in (16, 0)]
+STREAMS = [
+    *((32, 128, page, 0.98 if page in (16, 64, 256, 0) else 0.96) for page in (1, 4, 16, 64, 256, 0)),
+    *((64, 64, page, 0.94) for page in (16, 0)),
+]
 
 SUITES: dict[str, Callable[[], list[Case]]] = {
     "prefill": prefill,
     "varlen": varlen,
     "engine": engine,
+    "mixed": mixed,
     "scaling": scaling,
     "decode": decode,
 }

@@ -186,3 +186,32 @@ def test_figures(tmp_path):
         with open(path, "rb") as file:
             assert file.read(8) == b"\x89PNG\r\n\x1a\n"
     assert plots.draw(made_up.report([]), str(tmp_path)) == []
+
+
+def test_decode_goals_and_best_known():
+    case = next(c for c in suites.decode() if c.name == "b1 8k, 8/1, d128")
+    entry = made_up.entry(case, ours=8.0, fa3=28.4)  # best is FlashInfer's 11.1 where FA3 takes 14.2
+    assert record.best_known_us(entry) == pytest.approx(22.2) and record.over_best(entry) == pytest.approx(22.2 / 8)
+    slow = made_up.entry(case, ours=9.0, fa3=10.0)
+    report = made_up.report([entry, slow])
+    assert record.goals_reached(report, entry) == [True, True]
+    assert record.goals_reached(report, slow) == [False, False]
+    (found,) = table.tables(report)
+    assert "goal x best" in found.columns and "goal us" in found.columns
+    notes = "\n".join(found.notes)
+    assert "goals reached: 2 of 4" in notes and "short contexts and few heads" in notes
+
+
+def test_goals_of_the_read_rate():
+    case = next(c for c in suites.decode() if c.name == "b32 8k, 32/8, d128, contiguous")
+    report = made_up.report([])
+    at_rate = case.kv_bytes() / report["ceilings"]["read_gbs"] / 1e3
+    assert record.goals_reached(report, made_up.entry(case, ours=at_rate / 0.985)) == [True]
+    assert record.goals_reached(report, made_up.entry(case, ours=at_rate / 0.97)) == [False]
+
+
+def test_rows_of_small_kernels_are_a_table():
+    report = made_up.report([])
+    report["kernels"] = [{"case": "merge", "us": 1.5, "goal us": "-", "remark": ""}]
+    (found,) = table.tables(report)
+    assert found.rows == [["merge", "1.50", "-", ""]]

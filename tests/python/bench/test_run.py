@@ -23,6 +23,20 @@ CASES = [
     Case("engine", "softcap, fp16", 1, 70, 70, 4, 2, 64, softcap=5.0, dtype="fp16"),
     varlen_case("engine", "different lengths", (3, 40, 17), 4, 2),
     varlen_case("varlen", "equal lengths", (30, 30), 4, 2),
+    Case(
+        "mixed",
+        "prompts and queries",
+        2,
+        40,
+        50,
+        4,
+        2,
+        64,
+        call="varlen",
+        page_size=16,
+        lengths=(40, 50),
+        queries=(40, 1),
+    ),
     Case("engine", "pages", 2, 9, 50, 4, 2, 64, call="varlen", page_size=16),
     decode_case(3, 40, 4, 2),
     decode_case(3, 40, 4, 2, page_size=0),
@@ -187,7 +201,7 @@ def test_fa3_gets_its_convention():
 
 def test_fa3_is_left_out_without_a_library_and_an_error_if_it_cannot_be_loaded():
     names = [found.name for found in peers.implementations(list(peers.PEERS), None, None)]
-    assert names == ["ours", "ours, dense", "ours, no metadata", "cudnn", "flash", "triton"]
+    assert names == ["ours", "ours, dense", "ours, no metadata", "ours, batch_invariant", "cudnn", "flash", "triton"]
     with pytest.raises(OSError, match="missing.so"):
         peers.implementations(["fa3"], "missing.so", FAKE_FA3)
     with pytest.raises(OSError):

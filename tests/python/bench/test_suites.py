@@ -110,3 +110,19 @@ def test_the_command_line_imports_nothing_that_may_be_missing():
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
+
+
+def test_the_table_of_best_decode_times_is_of_cases_of_the_suite():
+    names = {case.name for case in suites.decode()}
+    table = record.decode_best_table()
+    assert set(table) <= names
+    assert all(0 < row["best_us"] <= row["fa3_us"] for row in table.values())
+    assert {case.name for case in suites.decode() if case.goal_best} <= set(table)
+    few = [case for case in suites.decode() if case.goal_best == 1.0]
+    assert len(few) == 21
+
+
+def test_a_mixed_step_has_prompts_and_single_queries():
+    step = next(case for case in suites.mixed() if case.queries)
+    assert step.q_lengths == (1024,) * 2 + (1,) * 62 and step.k_lengths == (1024,) * 2 + (4096,) * 62
+    assert step.visible_pairs() == 2 * 1024 * 1025 // 2 + 62 * 4096
