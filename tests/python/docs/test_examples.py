@@ -16,6 +16,12 @@ import pytest
 import hopper_attention
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
+STEPS = {  # how many errors each prints, and the largest that is right
+    "paged_decode_graph.py": (1, 0.02),
+    "chunked_prefill.py": (3, 0.02),
+    "cascade_attention.py": (2, 0.02),
+    "speculative_decoding.py": (1, 0.02),
+}
 SAYS_SO = "nothing was run on a GPU: "
 
 
@@ -39,6 +45,7 @@ def test_all_examples_are_tested_here():
         "attention_numpy.py",
         "attention_torch.py",
         "attention_cuda_python.py",
+        *STEPS,
         "cpp",
     }
 
@@ -52,6 +59,37 @@ def test_torch():
     pytest.importorskip("torch")
     output = run(sys.executable, EXAMPLES / "attention_torch.py")
     assert errors_of(output)[0] < 0.05 and "(1, 1024, 16, 128) torch.bfloat16" in output
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_steps_of_an_engine(name):
+    pytest.importorskip("torch")
+    errors = errors_of(run(sys.executable, EXAMPLES / name))
+    count, largest = STEPS[name]
+    assert len(errors) == count and max(errors) < largest
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_steps_of_an_engine_check_their_own_results(name, tmp_path):
+    """With attention that is off by a little the example ends in an error."""
+    pytest.importorskip("torch")
+    text = (EXAMPLES / name).read_text(encoding="utf-8")
+    spoiled = tmp_path / name
+    spoil = (
+        "import hopper_attention as spoiled_library\n"
+        "right = spoiled_library.flash_attn_with_kvcache, spoiled_library.merge_states\n"
+        "def kvcache(q, k, *rest, **given):\n"
+        "    out = right[0](q, k, *rest, **given)\n"
+        "    out[..., 0] += 0.1 * q.shape[1]\n"
+        "    return out\n"
+        "def merge(*given, **options):\n"
+        "    out, lse = right[1](*given, **options)\n"
+        "    return out + 0.1, lse\n"
+        "spoiled_library.flash_attn_with_kvcache, spoiled_library.merge_states = kvcache, merge\n"
+    )
+    spoiled.write_text(spoil + text, encoding="utf-8")
+    done = subprocess.run([sys.executable, str(spoiled)], capture_output=True, text=True, timeout=300)
+    assert done.returncode != 0 and "AssertionError" in done.stderr, done.stdout + done.stderr
 
 
 def test_cuda_python():
