@@ -145,10 +145,10 @@ def test_torch_tensors_that_require_grad_are_refused():
         hopper_attention.flash_attn_func(q, k, v)
 
 
-def test_fake_tensors_on_the_cpu_are_refused():
+def test_fake_tensors_go_through_the_operators():
     torch = pytest.importorskip("torch")
     fake_tensor = pytest.importorskip("torch._subclasses.fake_tensor")
     with fake_tensor.FakeTensorMode():
         x = torch.empty(1, 3, 2, 8)
-        with pytest.raises(TypeError, match="^q: a plain torch.Tensor is needed, found FakeTensor"):
-            hopper_attention.flash_attn_func(x, x, x)
+        out = hopper_attention.flash_attn_func(x, x, x)
+    assert isinstance(out, fake_tensor.FakeTensor) and out.shape == x.shape

@@ -286,19 +286,29 @@ def get_scheduler_metadata(
     batch_invariant=False,
     out=None,
 ):
-    """Zeros of the size that the GPU's metadata has, 1 + 4 round_up(batch_size, 4) int32: nothing here needs a schedule."""
+    """Zeros of the size that the GPU's metadata has, 1 + 4 round_up(batch_size, 4) int32: nothing here needs a schedule.
+
+    cache_seqlens: (B,) int32, or with cu_seqlens_q an int. `out` may have more elements; the others are not written.
+    """
     check_counts(num_splits, sm_margin)
     check_bound("max_seqlen_q", max_seqlen_q)
     check_bound("max_seqlen_k", max_seqlen_k)
     mask_of(causal, window_size, attention_chunk)
     batch = integer("batch_size", batch_size)
     require(batch >= 0, "batch_size is ", batch, "; 0 or more is allowed")
-    integers("cache_seqlens", cache_seqlens, (batch,))
-    shape = (1 + 4 * (-(-batch // 4) * 4),)
+    starts = optional_integers("cu_seqlens_q", cu_seqlens_q, (batch + 1,))
+    if starts is not None and not hasattr(cache_seqlens, "shape"):
+        integer("cache_seqlens", cache_seqlens)
+        like = cu_seqlens_q
+    else:
+        integers("cache_seqlens", cache_seqlens, (batch,))
+        like = cache_seqlens
+    size = 1 + 4 * (-(-batch // 4) * 4)
     if out is None:
-        return new_array(cache_seqlens, shape, "int32", 0)
-    integers("out", out, shape)
-    out[...] = 0
+        return new_array(like, (size,), "int32", 0)
+    found = len(integers("out", out, (None,)))
+    require(found >= size, "out has ", found, " elements; ", size, " or more are needed")
+    out[:size] = 0
     return out
 
 

@@ -103,6 +103,10 @@ def merge_states(*args, **kwargs):
 def get_scheduler_metadata(*args, **kwargs):
     """`hopper_attention.get_scheduler_metadata` through get_scheduler_metadata or get_scheduler_metadata_out."""
     given = given_arguments("get_scheduler_metadata", args, kwargs)
+    lengths, starts = given.get("cache_seqlens"), given.get("cu_seqlens_q")
+    if lengths is not None and not isinstance(lengths, torch.Tensor):
+        device = "cuda" if starts is None else starts.device
+        given["cache_seqlens"] = torch.full((given["batch_size"],), lengths, dtype=torch.int32, device=device)
     if "out" not in given:
         return torch.ops.hopper_attention.get_scheduler_metadata.default(**given)
     torch.ops.hopper_attention.get_scheduler_metadata_out.default(**given)

@@ -9,6 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import hopper_attention  # noqa: E402
+from hopper_attention import torch_ops  # noqa: E402
 from torch_ops.samples import EveryFunction, int32, model_inputs, values  # noqa: E402
 
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}  # the model's matrix product may be compiled differently
@@ -218,7 +219,6 @@ def test_time_of_a_call_through_the_dispatcher(monkeypatch):
     out = torch.empty_like(q)
     k_cache, v_cache = cache.unbind(2)
     monkeypatch.setattr(hopper_attention.interface, "flash_attn_with_kvcache", lambda **kwargs: out)
-    from hopper_attention import torch_ops
 
     def call():
         torch_ops.flash_attn_with_kvcache(q, k_cache, v_cache, cache_seqlens=lengths, causal=True, out=out)

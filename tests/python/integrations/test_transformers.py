@@ -1,0 +1,297 @@
+"""Real transformers, tiny models with random weights: same tokens and logits as with its eager attention."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+import hopper_attention  # noqa: E402
+from hopper_attention.integrations import transformers as integration  # noqa: E402
+from integrations.tiny_models import NAMES, SLIDING, model, prompts  # noqa: E402
+
+TOLERANCE = {"rtol": 1e-4, "atol": 1e-4}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def registered():
+    assert integration.register() == integration.NAME
+    integration.register()  # twice is no harm
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Names of the public functions that were called."""
+    made = []
+    for name in ("flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache"):
+        original = getattr(hopper_attention, name)
+
+        def spy(*args, name=name, original=original, **kwargs):
+            made.append(name)
+            return original(*args, **kwargs)
+
+        monkeypatch.setattr(hopper_attention, name, spy)
+    return made
+
+
+def generate(name, implementation, new_tokens=12, **options):
+    ids, mask = prompts()
+    made = model(name, implementation)
+    with torch.inference_mode():
+        result = made.generate(
+            ids,
+            attention_mask=mask,
+            max_new_tokens=new_tokens,
+            do_sample=False,
+            output_logits=True,
+            return_dict_in_generate=True,
+            **options,
+        )
+    return result.sequences, torch.stack(result.logits)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("cache", [None, "static"], ids=["dynamic cache", "static cache"])
+def test_a_batch_padded_on_the_left_generates_the_same_tokens(name, cache, calls):
+    options = {} if cache is None else {"cache_implementation": cache, "disable_compile": True}
+    tokens, logits = generate(name, integration.NAME, **options)
+    assert "flash_attn_with_kvcache" in calls and "flash_attn_varlen_func" not in calls
+    expected, expected_logits = generate(name, "eager", **options)
+    torch.testing.assert_close(logits, expected_logits, **TOLERANCE)
+    assert torch.equal(tokens, expected)
+
+
+def test_without_the_mask_function_padding_is_lost(monkeypatch):
+    """Why register() registers it: what the test above would not see, were the mask without effect."""
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+
+    expected, _ = generate("llama", "eager")
+    monkeypatch.delitem(ALL_MASK_ATTENTION_FUNCTIONS._global_mapping, integration.NAME)
+    tokens, _ = generate("llama", integration.NAME)
+    assert torch.equal(tokens[0], expected[0]) and not torch.equal(tokens[1:], expected[1:])
+
+
+def test_without_padding_nothing_is_gathered(calls):
+    made, eager = (model("llama", implementation) for implementation in (integration.NAME, "eager"))
+    ids = prompts()[0][:1]
+    options = {"max_new_tokens": 5, "do_sample": False}
+    with torch.inference_mode():
+        assert torch.equal(made.generate(ids, **options), eager.generate(ids, **options))
+    assert set(calls) == {"flash_attn_func"}
+
+
+def logits_of(name, implementation, ids, **inputs):
+    with torch.inference_mode():
+        return model(name, implementation)(ids, **inputs).logits
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma 2, softcap and sliding window", "gpt-oss, sinks and sliding window"])
+def test_padding_on_the_right_and_in_the_middle(name, calls):
+    ids, mask = prompts(side="right")
+    mask[0, 4:6] = 0
+    got, want = (logits_of(name, i, ids, attention_mask=mask) for i in (integration.NAME, "eager"))
+    assert set(calls) == {"flash_attn_varlen_func"}
+    whole = [1, 2]  # a sliding window counts tokens between: holes only agree without one
+    rows = [0, *whole] if name == "llama" else whole
+    for row in rows:
+        kept = mask[row].bool()
+        torch.testing.assert_close(got[row, kept], want[row, kept], **TOLERANCE)
+
+
+def test_padding_on_the_right_then_decode():
+    """New tokens behind padding: holes in the cache."""
+
+    def steps(implementation):
+        ids, mask = prompts(side="right")
+        made = model("llama", implementation)
+        with torch.inference_mode():
+            first = made(ids, attention_mask=mask, use_cache=True)
+            grown = torch.cat([mask, torch.ones(3, 1, dtype=mask.dtype)], dim=1)
+            positions = mask.sum(dim=1, keepdim=True)
+            return made(
+                ids[:, :1], attention_mask=grown, position_ids=positions, past_key_values=first.past_key_values
+            ).logits
+
+    torch.testing.assert_close(steps(integration.NAME), steps("eager"), **TOLERANCE)
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral, sliding window"])
+def test_packed_sequences(name, calls):
+    ids = prompts()[0]
+    positions = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6], [*range(11)], [*range(9), 0, 1]])
+    inputs = {"position_ids": positions, "use_cache": False}
+    got, want = (logits_of(name, i, ids, **inputs) for i in (integration.NAME, "eager"))
+    assert set(calls) == {"flash_attn_varlen_func"}
+    torch.testing.assert_close(got, want, **TOLERANCE)
+
+
+def test_packed_sequences_by_their_starts():
+    ids = prompts()[0][:1]
+    starts = torch.tensor([0, 4, 11], dtype=torch.int32)
+    kwargs = {"cu_seq_lens_q": starts, "cu_seq_lens_k": starts, "max_length_q": 7, "max_length_k": 7}
+    positions = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6]])
+    got = logits_of("llama", integration.NAME, ids, position_ids=positions, use_cache=False, **kwargs)
+    want = logits_of("llama", "eager", ids, position_ids=positions, use_cache=False)
+    torch.testing.assert_close(got, want, **TOLERANCE)
+
+
+def test_an_encoder_with_padding():
+    import transformers as t
+
+    config = t.BertConfig(
+        vocab_size=97, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48
+    )
+    ids, mask = prompts(side="right")
+    got = []
+    for implementation in (integration.NAME, "eager"):
+        torch.manual_seed(0)
+        made = t.AutoModel.from_config(config, attn_implementation=implementation).eval()
+        with torch.inference_mode():
+            got.append(made(ids, attention_mask=mask).last_hidden_state[mask.bool()])
+    torch.testing.assert_close(*got, **TOLERANCE)
+
+
+def test_cross_attention():
+    import transformers as t
+
+    sizes = {"d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4}
+    config = t.BartConfig(vocab_size=97, decoder_attention_heads=4, encoder_ffn_dim=48, decoder_ffn_dim=48, **sizes)
+    ids, mask = prompts(side="right")
+    got = []
+    for implementation in (integration.NAME, "eager"):
+        torch.manual_seed(0)
+        made = t.AutoModelForSeq2SeqLM.from_config(config, attn_implementation=implementation).eval()
+        with torch.inference_mode():
+            got.append(made(ids, attention_mask=mask, decoder_input_ids=ids[:, :4]).logits)
+    torch.testing.assert_close(*got, **TOLERANCE)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma 2, softcap and sliding window", "gpt-oss, sinks and sliding window"])
+def test_continuous_batching(name, calls):
+    """Paged: the engine of transformers schedules three prompts of different lengths; same tokens as one by one."""
+    from transformers import ContinuousBatchingConfig, GenerationConfig
+
+    made = model(name, integration.NAME)
+    made.config._attn_implementation = integration.CONTINUOUS_BATCHING_NAME
+    for module in made.modules():
+        if hasattr(module, "config"):
+            module.config._attn_implementation = integration.CONTINUOUS_BATCHING_NAME
+    eager = model(name, "eager")
+    ids, mask = prompts()
+    inputs = [row[kept.bool()].tolist() for row, kept in zip(ids, mask, strict=True)]
+    options = GenerationConfig(max_new_tokens=8, do_sample=False, eos_token_id=-1, pad_token_id=0)
+    batching = ContinuousBatchingConfig(num_blocks=16, max_batch_tokens=32, block_size=32)
+    results = made.generate_batch(
+        inputs=inputs, generation_config=options, continuous_batching_config=batching, progress_bar=False
+    )
+    assert set(calls) == {"flash_attn_varlen_func"}
+    outputs = [results[key] for key in sorted(results, key=lambda key: int(key.rsplit("_", 1)[1]))]
+    assert len(outputs) == 3
+    for prompt, output in zip(inputs, outputs, strict=True):
+        with torch.inference_mode():
+            want = eager.generate(torch.tensor([prompt]), max_new_tokens=8, do_sample=False)[0, len(prompt) :]
+        assert output.error is None and output.generated_tokens == want.tolist()
+
+
+def test_decoding_from_pages(calls):
+    """The fast path of continuous batching, which transformers takes on a GPU only: the call as it makes it there."""
+
+    class Pages:
+        def update(self, key_states, value_states, layer_idx, kwargs):
+            starts = torch.tensor([0, 5, 14], dtype=torch.int32)
+            kwargs.update(cu_seq_lens_k=starts, k_cache=k_pages, v_cache=v_pages, block_table=table)
+            return key_states, value_states
+
+    torch.manual_seed(0)
+    k_pages, v_pages = torch.randn(2, 4, 8, 2, 16)
+    table = torch.tensor([[2, -1], [0, 3]], dtype=torch.int32)
+    before = k_pages.clone()
+    query, key, value = torch.randn(1, 4, 2, 16), torch.randn(1, 2, 2, 16), torch.randn(1, 2, 2, 16)
+    layer = torch.nn.Identity()
+    layer.layer_idx = 0
+    starts = torch.tensor([0, 1, 2], dtype=torch.int32)
+    with torch.inference_mode():
+        out, _ = integration.attention(
+            layer,
+            query,
+            key,
+            value,
+            None,
+            cache=Pages(),
+            block_table=table,
+            is_causal=True,
+            cu_seq_lens_q=starts,
+            cu_seq_lens_k={"full_attention": starts},
+            max_length_q=1,
+            max_length_k={"full_attention": 9},
+        )
+    assert calls == ["flash_attn_with_kvcache"] and out.shape == (1, 2, 4, 16)
+    assert torch.equal(k_pages[2, 4], key[0, :, 0]) and torch.equal(k_pages[3, 0], key[0, :, 1])
+    changed = (k_pages != before).any(-1).any(-1)
+    assert changed.nonzero().tolist() == [[2, 4], [3, 0]]
+    for row, slots in enumerate(([(2, i) for i in range(5)], [(0, i) for i in range(8)] + [(3, 0)])):
+        keys, values = (torch.stack([pages[p, i] for p, i in slots]) for pages in (k_pages, v_pages))
+        heads = [x.transpose(0, 1).repeat_interleave(2, dim=0) for x in (keys, values)]
+        want = torch.nn.functional.scaled_dot_product_attention(query[0, :, row, None], *heads)
+        torch.testing.assert_close(out[0, row], want[:, 0])
+
+
+def test_the_name_for_continuous_batching_is_found_here():
+    from transformers.modeling_flash_attention_utils import lazy_import_flash_attention
+
+    (dense, varlen, cache, _, _), _ = lazy_import_flash_attention(integration.CONTINUOUS_BATCHING_NAME)
+    assert dense is hopper_attention.flash_attn_func and varlen is hopper_attention.flash_attn_varlen_func
+    assert cache is not None
+    made = model("llama", integration.CONTINUOUS_BATCHING_NAME)
+    assert made.config._attn_implementation == integration.CONTINUOUS_BATCHING_NAME
+
+
+def test_masks_of_other_shapes_are_refused():
+    from transformers.masking_utils import and_masks, causal_mask_function, or_masks
+
+    known = integration.mask_parts(and_masks(causal_mask_function))
+    assert set(known) == {"causal_mask_function"}
+    with pytest.raises(NotImplementedError, match="found or_masks"):
+        integration.mask_parts(and_masks(causal_mask_function, or_masks(causal_mask_function)))
+    with pytest.raises(NotImplementedError, match="found test_masks_of_other_shapes_are_refused"):
+        integration.mask_parts(lambda b, h, q, k: k < 3)
+    ids, _ = prompts()
+    with pytest.raises(NotImplementedError, match="attention_mask: a mask prepared for"):
+        logits_of("llama", integration.NAME, ids, attention_mask=torch.zeros(3, 1, 11, 11))
+
+
+def test_chunks_are_refused():
+    import transformers as t
+
+    from integrations.tiny_models import SIZES
+
+    sizes = {**SIZES, "intermediate_size_mlp": 48, "num_local_experts": 2, "attention_chunk_size": 4}
+    made = t.AutoModelForCausalLM.from_config(t.Llama4TextConfig(**sizes), attn_implementation=integration.NAME).eval()
+    with torch.inference_mode(), pytest.raises(NotImplementedError, match="found chunked_overlay"):
+        made(prompts()[0])
+
+
+def test_dropout_is_refused():
+    x = torch.zeros(1, 2, 3, 8)
+    with pytest.raises(NotImplementedError, match="^dropout: "):
+        integration.attention(torch.nn.Identity(), x, x, x, None, dropout=0.1)
+
+
+def test_compiled_model():
+    torch._dynamo.reset()
+    ids, mask = prompts()
+    made = model("llama", integration.NAME)
+    with torch.inference_mode():
+        expected = made(ids, attention_mask=mask, use_cache=False).logits
+        compiled = torch.compile(made, fullgraph=True, backend="aot_eager")(ids, attention_mask=mask, use_cache=False)
+    torch.testing.assert_close(compiled.logits, expected, **TOLERANCE)
+
+
+def test_the_window_is_seen():
+    """The tiny models' sliding window matters: without it the logits differ."""
+    ids, _ = prompts()
+    with torch.inference_mode():
+        narrow = model("mistral, sliding window", integration.NAME)(ids[:1]).logits
+        wide = model("llama", integration.NAME)(ids[:1]).logits
+    assert SLIDING < ids.shape[1] and not torch.allclose(narrow, wide, atol=1e-2)

@@ -1,0 +1,76 @@
+"""Tiny transformers models with random weights: each uses other features of attention."""
+
+from __future__ import annotations
+
+import torch
+
+SIZES = {
+    "vocab_size": 97,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 128,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": None,
+}
+SLIDING = 5
+
+
+def configuration(name: str, **changes):
+    import transformers as t
+
+    sizes = {**SIZES, **changes}
+    if name == "llama":
+        return t.LlamaConfig(**sizes)
+    if name == "mistral, sliding window":
+        return t.MistralConfig(**sizes, sliding_window=SLIDING)
+    if name == "gemma":
+        return t.GemmaConfig(**sizes)
+    if name == "gemma 2, softcap and sliding window":
+        return t.Gemma2Config(**sizes, sliding_window=SLIDING, attn_logit_softcapping=2.0, query_pre_attn_scalar=8)
+    if name == "gemma 3, sliding window":
+        return t.Gemma3TextConfig(**sizes, sliding_window=SLIDING, query_pre_attn_scalar=8)
+    if name == "gpt-oss, sinks and sliding window":
+        return t.GptOssConfig(**sizes, sliding_window=SLIDING, num_local_experts=2, num_experts_per_tok=1)
+    raise ValueError(name)
+
+
+NAMES = [
+    "llama",
+    "mistral, sliding window",
+    "gemma",
+    "gemma 2, softcap and sliding window",
+    "gemma 3, sliding window",
+    "gpt-oss, sinks and sliding window",
+]
+
+
+def model(name: str, implementation: str, device="cpu", dtype=torch.float32, **changes):
+    """The same weights for every implementation."""
+    import transformers as t
+
+    torch.manual_seed(0)
+    config = configuration(name, **changes)
+    made = t.AutoModelForCausalLM.from_config(config, attn_implementation=implementation, dtype=torch.float32)
+    with torch.no_grad():
+        for parameter_name, parameter in made.named_parameters():
+            if parameter_name.endswith("sinks"):
+                parameter.normal_()
+            elif parameter.dim() > 1:
+                parameter.normal_(std=0.3)  # far from uniform attention, so that a wrong mask changes tokens
+    return made.eval().to(device, dtype)
+
+
+def prompts(device="cpu", side="left"):
+    """Three prompts of 11, 7 and 3 tokens, padded on one side: ids and mask."""
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(3, SIZES["vocab_size"], (3, 11), generator=generator)
+    mask = torch.ones_like(ids)
+    for row, length in enumerate((11, 7, 3)):
+        padding = slice(0, 11 - length) if side == "left" else slice(length, 11)
+        ids[row, padding], mask[row, padding] = SIZES["pad_token_id"], 0
+    return ids.to(device), mask.to(device)
