@@ -7,13 +7,15 @@ from __future__ import annotations
 import ctypes
 import itertools
 
-BFLOAT, FLOAT, INT = 4, 2, 0
+BFLOAT, FLOAT, INT, UINT = 4, 2, 0, 1
 DTYPES = {
     "bf16": (BFLOAT, 16),
     "fp16": (FLOAT, 16),
     "fp32": (FLOAT, 32),
     "fp64": (FLOAT, 64),
     "int32": (INT, 32),
+    "int64": (INT, 64),
+    "uint8": (UINT, 8),
     "fp8": (10, 8),
 }
 CPU, CUDA, OPENCL = 1, 2, 4

@@ -89,7 +89,9 @@ WRONG = [
     ("dtype", NotImplementedError, {"dtype": "float32"}),
     ("dtype", NotImplementedError, {"dtype": "float8_e4m3fn"}),
     ("kv_dtype", NotImplementedError, {"kv_dtype": "float8_e4m3fn"}),
-    ("page_size", NotImplementedError, {"page_size": 16}),
+    ("page_size", ValueError, {"page_size": 0}),
+    ("page_size", ValueError, {"page_size": -16}),
+    ("page_size", TypeError, {"page_size": 16.0}),
     ("device", ValueError, {"device": "A100"}),
     ("device", ValueError, {"device": 0}),
     ("device", TypeError, {"device": 1.5}),
@@ -120,7 +122,7 @@ def supported(**changes):
 @pytest.mark.parametrize(
     ("word", "changes"),
     [
-        ("page_size", {"page_size": 16}),
+        ("page_size", {"page_size": 0}),
         ("dtype", {"dtype": "float64"}),
         ("kv_dtype", {"kv_dtype": "float8_e4m3fn"}),
         ("head_dim", {"head_dim": 264}),
@@ -137,7 +139,10 @@ def test_not_supported_says_why(word, changes):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize(
-    "options", [{}, {"causal": True}, {"window_size": (127, 0), "sinks": True}, {"softcap": 50.0}], ids=str
+    "options",
+    [{}, {"causal": True}, {"window_size": (127, 0), "sinks": True}, {"softcap": 50.0}]
+    + [{"page_size": size} for size in (1, 3, 16, 24, 256, 1024)],
+    ids=str,
 )
 def test_supported_where_built(dtype, head_dim, options):
     answer, reason = supported(dtype=dtype, head_dim=head_dim, **options)
@@ -154,11 +159,20 @@ def test_support_matrix_agrees_with_plans():
         (dtype, masked, d) for dtype in ("bfloat16", "float16") for masked in (False, True) for d in (8, 64, 128, 256)
     } <= covered
     for row in rows:
-        for head_dim in row["head_dims"]:
-            lengths = {"max_seqlen_q": 1024, "max_seqlen_k": 1024}
-            found = plan(dtype=row["dtype"], causal=row["masked"], head_dim=head_dim, **lengths)
+        for dim, dim_v in zip(row["head_dims"], row["head_dims_v"], strict=True):
+            dims, lengths = {"head_dim": dim, "head_dim_v": dim_v}, {"max_seqlen_q": 1024, "max_seqlen_k": 1024}
+            found = plan(dtype=row["dtype"], causal=row["masked"], **dims, **lengths)
             assert found.tile == row["tile"]
-            assert supported(dtype=row["dtype"], causal=row["masked"], head_dim=head_dim)[0] == row["built"]
+            assert supported(dtype=row["dtype"], causal=row["masked"], **dims)[0] == row["built"]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_the_support_matrix_lists_192_with_128(dtype):
+    rows = [
+        row for row in hopper_attention.support_matrix() if (row["head_dims"], row["head_dims_v"]) == ([192], [128])
+    ]
+    assert {row["masked"] for row in rows if row["dtype"] == dtype} == {False, True}
+    assert all((row["tile"].head_dim, row["tile"].head_dim_v) == (192, 128) for row in rows)
 
 
 def test_warmup_refuses_what_is_no_gpu():
@@ -192,7 +206,7 @@ def test_forced_plans_end_with_their_block(recorder):
 def test_forced_plans_that_cannot_be(recorder):
     with force_plan(tile=(1, 1)), pytest.raises(ValueError, match="tile"):
         call(recorder)
-    with force_plan(num_splits=7), pytest.raises(ValueError, match="num_splits"):
+    with force_plan(packed_heads=3), pytest.raises(ValueError, match="packed_heads"):
         call(recorder)
     with pytest.raises(ValueError, match="^tile: .*rows, keys"), force_plan(tile=(128,)):
         pass

@@ -111,7 +111,7 @@ CASES = [
         {"softmax_lse": FastTensor(LSE, "fp32", strides=(256, 1, 4))},
     ),
     Wrong("sinks of another shape", ValueError, "s_aux.*", {"s_aux": FastTensor((2,), "fp32")}),
-    Wrong("sinks of another dtype", TypeError, "s_aux.*dtype", {"s_aux": FastTensor((4,), "fp64")}),
+    Wrong("sinks of another dtype", TypeError, "s_aux.*dtype", {"s_aux": FastTensor((4,), "int64")}),
     Wrong("NaN scale", ValueError, "^softmax_scale: ", {"softmax_scale": math.nan}),
     Wrong("infinite scale", ValueError, "^softmax_scale: ", {"softmax_scale": math.inf}),
     Wrong("scale beyond float32", ValueError, "^softmax_scale: ", {"softmax_scale": 1e300}),
@@ -237,17 +237,128 @@ def test_positional_arguments_arrive_at_their_names(recorder):
     assert {name: seen[name] for name in expected} == expected
 
 
-FUNCTIONS_FOR_LATER = {
-    "flash_attn_varlen_func": lambda f, x: f(x, x, x, x),
-    "flash_attn_with_kvcache": lambda f, x: f(x, x, x),
-    "get_scheduler_metadata": lambda f, x: f(1, 1, 1, 1, 1, 64, x),
+def int32(*shape, **options):
+    return FastTensor(shape, "int32", **options)
+
+
+def right_varlen_call(**changes):
+    """Three packed sequences."""
+    given = {"q": FastTensor((20, 4, 64)), "k": FastTensor((30, 2, 64)), "v": FastTensor((30, 2, 64))}
+    given |= {"cu_seqlens_q": int32(4), "cu_seqlens_k": int32(4), "out": FastTensor((20, 4, 64))}
+    return {**given, "workspace": FastTensor((1 << 28,), "uint8"), **changes}
+
+
+def right_paged_call(**changes):
+    """The same queries on 12 pages of 16 keys."""
+    pages = {"k": FastTensor((12, 16, 2, 64)), "v": FastTensor((12, 16, 2, 64)), "page_table": int32(3, 5)}
+    return right_varlen_call(**{"cu_seqlens_k": None, "seqused_k": int32(3), **pages, **changes})
+
+
+def right_cache_call(**changes):
+    """One query for each of three sequences, on a cache of 8."""
+    given = {"q": FastTensor((3, 1, 4, 64)), "k_cache": FastTensor((8, 100, 2, 64)), "out": FastTensor((3, 1, 4, 64))}
+    given |= {"v_cache": FastTensor((8, 100, 2, 64)), "cache_seqlens": int32(3), "cache_batch_idx": int32(3)}
+    return {**given, "workspace": FastTensor((1 << 28,), "uint8"), **changes}
+
+
+CALLS = {
+    "varlen": (hopper_attention.flash_attn_varlen_func, right_varlen_call),
+    "paged": (hopper_attention.flash_attn_varlen_func, right_paged_call),
+    "cache": (hopper_attention.flash_attn_with_kvcache, right_cache_call),
 }
+WRONG_LENGTHS = [
+    ("varlen", Wrong("no cu_seqlens_q", ValueError, "^cu_seqlens_q: is needed", {"cu_seqlens_q": None})),
+    ("varlen", Wrong("no cu_seqlens_k", ValueError, "^cu_seqlens_k: is needed", {"cu_seqlens_k": None})),
+    ("varlen", Wrong("dense q", ValueError, "^q: .*total_q.*4 dims", {"q": FastTensor(Q)})),
+    ("varlen", Wrong("int64 offsets", TypeError, "^cu_seqlens_q: dtype .*int32", {"cu_seqlens_q": FastTensor((4,), "int64")})),
+    ("varlen", Wrong("offsets on the CPU", ValueError, "^cu_seqlens_k: .*CPU", {"cu_seqlens_k": np.zeros(4, np.int32)})),
+    ("varlen", Wrong("offsets that are a list", TypeError, "^cu_seqlens_q: a tensor is needed, found list", {"cu_seqlens_q": [0, 3]})),
+    ("varlen", Wrong("another batch", ValueError, "^cu_seqlens_k: .*4 .*found 5", {"cu_seqlens_k": int32(5)})),
+    ("varlen", Wrong("seqused_q", ValueError, "^seqused_q: .*found 4", {"seqused_q": int32(4)})),
+    ("varlen", Wrong("offsets with gaps", ValueError, "^cu_seqlens_q: must be contiguous", {"cu_seqlens_q": int32(4, strides=(2,))})),
+    ("varlen", Wrong("dense LSE", ValueError, "^softmax_lse: .*heads_q, total_q", {"softmax_lse": FastTensor((1, 4, 20), "fp32")})),
+    ("varlen", Wrong("too many splits", ValueError, "^num_splits: .*257", {"num_splits": 257})),
+    ("varlen", Wrong("no such rank", ValueError, "^cp_rank: ", {"cp_world_size": 2, "cp_rank": 2, "cp_tot_seqused_k": int32(3)})),
+    ("varlen", Wrong("ranks without totals", ValueError, "^cp_tot_seqused_k: ", {"cp_world_size": 2})),
+    ("varlen", Wrong("fractional ranks", TypeError, "^cp_world_size: ", {"cp_world_size": 2.0})),
+    ("varlen", Wrong("short metadata", ValueError, "^scheduler_metadata: .*17.*found 16", {"scheduler_metadata": int32(16)})),
+    ("varlen", Wrong("workspace of floats", TypeError, "^workspace: dtype", {"workspace": FastTensor((64,), "fp32")})),
+    ("varlen", Wrong("workspace at 8 bytes", ValueError, "^workspace: .*16 bytes", {"workspace": FastTensor((64,), "uint8", data=0x7F0000000008)})),
+    ("varlen", Wrong("qv", NotImplementedError, "^qv: ", {"qv": FastTensor(Q)})),
+    ("paged", Wrong("both kinds of keys", ValueError, "^cu_seqlens_k: .*page_table", {"cu_seqlens_k": int32(4)})),
+    ("paged", Wrong("no lengths", ValueError, "^seqused_k: .*page_table", {"seqused_k": None})),
+    ("paged", Wrong("int64 table", TypeError, "^page_table: dtype", {"page_table": FastTensor((3, 5), "int64")})),
+    ("paged", Wrong("table of another batch", ValueError, "^page_table: dim 0", {"page_table": int32(4, 5)})),
+    ("paged", Wrong("transposed table", ValueError, "^page_table: stride of the last dim", {"page_table": int32(3, 5, strides=(1, 3))})),
+    ("paged", Wrong("other pages of v", ValueError, "^v: dim 1 .page_size", {"v": FastTensor((12, 8, 2, 64))})),
+    ("cache", Wrong("another batch", ValueError, "^k_cache: dim 0 .batch", {"cache_batch_idx": None})),
+    ("cache", Wrong("pages with indices", ValueError, "^cache_batch_idx: .*page_table", {"page_table": int32(3, 5)})),
+    ("cache", Wrong("v_cache of another dtype", TypeError, "^v_cache: dtype", {"v_cache": FastTensor((8, 100, 2, 64), "fp16")})),
+    ("cache", Wrong("lengths of another batch", ValueError, "^cache_seqlens: .*found 2", {"cache_seqlens": int32(2)})),
+    ("cache", Wrong("float lengths", TypeError, "^cache_seqlens: dtype", {"cache_seqlens": FastTensor((3,), "fp32")})),
+    ("cache", Wrong("padding of another batch", ValueError, "^cache_leftpad: .*found 2", {"cache_leftpad": int32(2)})),
+    ("cache", Wrong("pages without lengths", ValueError, "^cache_seqlens: is needed with page_table",
+        {"cache_batch_idx": None, "page_table": int32(3, 5), "cache_seqlens": None})),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", FUNCTIONS_FOR_LATER)
-def test_functions_that_are_not_there_yet_say_so(name):
-    with pytest.raises(NotImplementedError, match=f"^{name}: not available on the GPU yet; flash_attn_func works"):
-        FUNCTIONS_FOR_LATER[name](getattr(hopper_attention, name), FastTensor(Q))
+@pytest.mark.parametrize(("kind", "case"), WRONG_LENGTHS, ids=lambda x: x if isinstance(x, str) else x.why)
+def test_wrong_lengths_and_layouts(recorder, kind, case):
+    function, right = CALLS[kind]
+    with pytest.raises(case.error, match=case.message):
+        function(**right(**case.changes))
+    assert recorder.launches() == 0
+    function(**right())
+    assert recorder.launches() == 1
+
+
+def test_lengths_arrive(recorder):
+    args = right_paged_call(seqused_q=int32(3), scheduler_metadata=int32(17), max_seqlen_q=7, max_seqlen_k=70)
+    hopper_attention.flash_attn_varlen_func(**args)
+    seen = recorder.last_launch()
+    for name in ("cu_seqlens_q", "seqused_q", "seqused_k", "page_table", "scheduler_metadata"):
+        assert seen[name]["data"] == args[name].data and seen[name]["dtype"] == "int32"
+    assert (seen["max_seqlen_q"], seen["max_seqlen_k"], seen["cu_seqlens_k"]) == (7, 70, None)
+    hopper_attention.flash_attn_with_kvcache(**right_cache_call(cache_seqlens=40, cache_leftpad=int32(3)))
+    seen = recorder.last_launch()
+    assert seen["seqused_k_all"] == 40 and seen["seqused_k"] is None and seen["cache_leftpad"] is not None
+
+
+def test_a_wrong_attention_call_appends_nothing(recorder):
+    new = {"k": FastTensor((3, 1, 2, 64)), "v": FastTensor((3, 1, 2, 64))}
+    with pytest.raises(ValueError, match="^num_splits: "):
+        hopper_attention.flash_attn_with_kvcache(**right_cache_call(**new, num_splits=1000))
+    with pytest.raises(ValueError, match="^out: shares memory with q"):
+        q = FastTensor((3, 1, 4, 64))
+        hopper_attention.flash_attn_with_kvcache(**right_cache_call(**new, q=q, out=q))
+    assert recorder.launches() == 0
+
+
+@pytest.mark.parametrize("name", ["cache_seqlens", "cu_seqlens_q", "out"])
+def test_schedules_of_tensors_elsewhere(recorder, name):
+    given = {"cache_seqlens": int32(5), "cu_seqlens_q": int32(6), "out": int32(33)}
+    given[name] = FastTensor(given[name].shape, "int32", device=(CUDA, 1))
+    with pytest.raises(ValueError, match="must be on the device of out, cuda:|must be on the device of out .metadata"):
+        hopper_attention.get_scheduler_metadata(5, 1, 4096, 32, 8, 128, **given)
+
+
+WRONG_SCHEDULES = [
+    ("^out: must have at least 33 elements for 5 sequences, found 32", ValueError, {"out": int32(32)}),
+    ("^out: dtype", TypeError, {"out": FastTensor((33,), "fp32")}),
+    ("^cache_seqlens: .*5 for the batch of batch_size, found 4", ValueError, {"cache_seqlens": int32(4)}),
+    ("^cu_seqlens_q: .*found 5", ValueError, {"cu_seqlens_q": int32(5)}),
+    ("^qkv_dtype: ", TypeError, {"qkv_dtype": np.float64}),
+    ("^num_splits: ", ValueError, {"num_splits": 257}),
+    ("^max_seqlen_k: ", ValueError, {"max_seqlen_k": 1 << 40}),
+]
+
+
+@pytest.mark.parametrize(("message", "error", "changes"), WRONG_SCHEDULES, ids=lambda x: x if type(x) is str else "")
+def test_wrong_schedules(message, error, changes):
+    names = ["batch_size", "max_seqlen_q", "max_seqlen_k", "num_heads_q", "num_heads_kv", "headdim"]
+    given = {**dict(zip(names, (5, 1, 4096, 32, 8, 128), strict=True)), "cache_seqlens": int32(5), "out": int32(33)}
+    with pytest.raises(error, match=message):
+        hopper_attention.get_scheduler_metadata(**{**given, **changes})
 
 
 def test_tensors_that_require_grad():
@@ -263,13 +374,14 @@ def test_tensors_that_require_grad():
         check_torch_inputs(q=wants, k=torch.nn.Parameter(torch.zeros(2)), s_aux=None)
 
 
-def test_fake_and_functional_tensors(recorder):
+def test_fake_tensors_do_not_reach_the_kernels(recorder):
     torch = pytest.importorskip("torch")
     fake_tensor = pytest.importorskip("torch._subclasses.fake_tensor")
     with fake_tensor.FakeTensorMode(), torch.inference_mode():
         q = torch.empty(2, 64, 4, 64, device="cuda", dtype=torch.bfloat16)
-        with pytest.raises(TypeError, match="^q: a plain torch.Tensor is needed, found FakeTensor"):
-            hopper_attention.flash_attn_func(q, q, q)
+        assert hopper_attention.flash_attn_func(q, q, q).shape == q.shape
+    with pytest.raises(TypeError, match="^q: a plain torch.Tensor is needed, found FakeTensor"):
+        check_torch_inputs(q=q)
     assert recorder.launches() == 0
 
 
