@@ -310,7 +310,9 @@ void launch_combine(Plan const& plan, Problem const& problem, Arguments const& a
     rows = std::max(rows, kernel.partial_rows);
   }
   if (candidates == 0) { return; }
-  p.rows_per_block = kSplitCombineWarps;
+  // Many parts want a block for each row; many rows want few blocks that find nothing to do.
+  constexpr std::int64_t kMostBlocks = 2048;
+  p.rows_per_block = static_cast<int>(std::max<std::int64_t>(1, ceil_div<std::int64_t>(rows * candidates, kMostBlocks)));
   launch_kernel(
       split_combine_function(problem.head_dim_v),
       {.grid = dim3(static_cast<unsigned>(candidates), static_cast<unsigned>(ceil_div(rows, p.rows_per_block))),

@@ -30,13 +30,14 @@ struct AttentionTraits {
   // The widest tiles are for dense calls only: their producers have no registers left for pages.
   static constexpr bool kPages = kKeys <= 128;
 
-  // Registers of a thread after setmaxnreg; together at most 64 Ki on an SM. The scheduler warp needs the producers'.
+  // Registers of a thread after setmaxnreg; together at most what the CTA was launched with: 168 a thread for three
+  // warpgroups, 128 for four or for two CTAs of two. The scheduler warp needs the producers'.
   static constexpr int kConsumerRegisters = kConsumerWarpgroups == 3   ? 160
                                             : kConsumerWarpgroups == 2 ? (kPages ? 232 : 240)
                                             : kTile.per_sm == 1        ? 240
                                                                        : 200;
   static constexpr int kProducerRegisters = kConsumerWarpgroups == 3   ? 32
-                                            : kConsumerWarpgroups == 2 ? (kPages ? 48 : 32)
+                                            : kConsumerWarpgroups == 2 ? (kPages ? 40 : 24)
                                             : kTile.per_sm == 1        ? 96
                                                                        : 56;
 

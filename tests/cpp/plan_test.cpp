@@ -77,7 +77,7 @@ TEST_CASE("plan: the tile comes from the table, by head dims and mask class") {
     for (bool const causal : {false, true}) {
       Plan const made = plan(problem(1, 512, 512, 4, 4, head_dim, causal), card(132));
       TileRow const* row =
-          find_tile(head_dim, head_dim, causal ? MaskClass::kMasked : MaskClass::kFull, causal ? 256 : 512);
+          find_tile(head_dim, head_dim, causal ? TileUse::kMasked : TileUse::kFull, causal ? 256 : 512);
       REQUIRE(row != nullptr);
       CHECK(made.tile == row->tile);
       CHECK(made.threads == (row->tile.rows / 64 + 1) * 128);
@@ -90,7 +90,7 @@ TEST_CASE("plan: the tile comes from the table, by head dims and mask class") {
 
 TEST_CASE("plan: every tile of the table is the answer for its own head dims, mask class and number of keys") {
   for (TileRow const& row : kTiles) {
-    TileRow const* found = find_tile(row.tile.head_dim, row.tile.head_dim_v, row.mask, row.from_keys);
+    TileRow const* found = find_tile(row.tile.head_dim, row.tile.head_dim_v, row.use, row.from_keys);
     REQUIRE(found != nullptr);
     CHECK(found->tile == row.tile);
     CHECK(found->tile.head_dim == row.tile.head_dim);
@@ -113,7 +113,7 @@ TEST_CASE("plan: head dims that no tile holds name the largest") {
 }
 
 TEST_CASE("plan: heads are packed where tiles would be mostly idle, and only there") {
-  int const rows = find_tile(128, 128, MaskClass::kMasked, 0)->tile.rows;
+  int const rows = find_tile(128, 128, TileUse::kMasked, 0)->tile.rows;
   struct Case {
     char const* why;
     int seqlen_q, heads_q, heads_k, packed;
@@ -264,7 +264,7 @@ TEST_CASE("plan: problems that were not made by make_problem are still refused w
 TEST_CASE("plan_with: a forced choice replaces the plan's own and is named as forced") {
   using testing::plan_with;
   Problem const p = problem(1, 1, 1000, 8, 2, 64, true);
-  TileConfig const wide = find_tile(128, 128, MaskClass::kMasked, 0)->tile;
+  TileConfig const wide = find_tile(128, 128, TileUse::kMasked, 0)->tile;
   Plan const made =
       plan_with(p, card(132), {.tile = wide, .packed_heads = 1, .heads_per_pass = 3, .ctas = 5, .num_splits = 1});
   CHECK(made.tile == wide);
