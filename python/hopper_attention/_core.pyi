@@ -143,18 +143,39 @@ class Plan:
 
     def __repr__(self) -> str: ...
 
-def plan(device: DeviceInfo, *, dtype: str, batch: int, seqlen_q: int, seqlen_k: int, heads_q: int, heads_k: int, head_dim: int, head_dim_v: int, has_sinks: bool = False, causal: bool = False, window_left: int = -1, window_right: int = -1, attention_chunk: int = 0, softcap: float = 0.0, num_splits: int = 0, sm_margin: int = 0, batch_invariant: bool = False) -> Plan:
+def plan(device: DeviceInfo, *, dtype: str, batch: int, seqlen_q: int, seqlen_k: int, heads_q: int, heads_k: int, head_dim: int, head_dim_v: int, has_sinks: bool = False, causal: bool = False, window_left: int = -1, window_right: int = -1, attention_chunk: int = 0, softcap: float = 0.0, num_splits: int = 0, sm_margin: int = 0, batch_invariant: bool = False, page_size: int = 0) -> Plan:
     """The plan of a call of this shape on `device`; needs no GPU."""
 
-def forward(q: object, k: object, v: object, out: object, softmax_lse: object | None = None, sinks: object | None = None, softmax_scale: float | None = None, causal: bool = False, window_left: int = -1, window_right: int = -1, attention_chunk: int = 0, softcap: float = 0.0, num_splits: int = 1, sm_margin: int = 0, batch_invariant: bool = False, stream: int | None = None) -> None:
+def forward(q: object, k: object, v: object, out: object, softmax_lse: object | None = None, sinks: object | None = None, softmax_scale: float | None = None, causal: bool = False, window_left: int = -1, window_right: int = -1, attention_chunk: int = 0, softcap: float = 0.0, num_splits: int = 1, sm_margin: int = 0, batch_invariant: bool = False, stream: int | None = None, workspace: object | None = None, allocate: object | None = None, cu_seqlens_q: object | None = None, cu_seqlens_k: object | None = None, seqused_q: object | None = None, seqused_k: object | None = None, page_table: object | None = None, cache_batch_idx: object | None = None, cache_leftpad: object | None = None, cu_seqlens_k_new: object | None = None, cp_tot_seqused_k: object | None = None, scheduler_metadata: object | None = None, seqlen_k_new: int = 0, seqused_k_all: int = -1, max_seqlen_q: int = -1, max_seqlen_k: int = -1, cp_world_size: int = 1, cp_rank: int = 0) -> None:
     """
-    Dense attention of CUDA tensors q (B, Sq, Hq, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv) into out (B, Sq, Hq, Dv)
-    and, if given, softmax_lse (B, Hq, Sq) float32, on `stream` (default: the current stream of q's framework).
+    Attention of CUDA tensors q (B, Sq, Hq, D), or (Tq, Hq, D) with cu_seqlens_q; k and v (B, Sk, Hk, D / Dv),
+    (Tk, Hk, D / Dv) with cu_seqlens_k, or (pages, page size, Hk, D / Dv) with page_table; into out, as q with Dv,
+    and, if given, softmax_lse (B, Hq, Sq) or (Hq, Tq) float32; on `stream` (default: the current stream of q's
+    framework). Tensors of lengths are int32: cu_* (B + 1,), page_table (B, n), all others (B,). -1 for
+    seqused_k_all is not given, for max_seqlen_* what the shapes allow. allocate(bytes, q) is called at most once,
+    if a workspace is needed and not given, and returns a uint8 tensor on the device of q.
+    """
+
+def check(q: object, k: object, v: object, out: object, softmax_lse: object | None = None, sinks: object | None = None, softmax_scale: float | None = None, causal: bool = False, window_left: int = -1, window_right: int = -1, attention_chunk: int = 0, softcap: float = 0.0, num_splits: int = 1, sm_margin: int = 0, batch_invariant: bool = False, stream: int | None = None, workspace: object | None = None, allocate: object | None = None, cu_seqlens_q: object | None = None, cu_seqlens_k: object | None = None, seqused_q: object | None = None, seqused_k: object | None = None, page_table: object | None = None, cache_batch_idx: object | None = None, cache_leftpad: object | None = None, cu_seqlens_k_new: object | None = None, cp_tot_seqused_k: object | None = None, scheduler_metadata: object | None = None, seqlen_k_new: int = 0, seqused_k_all: int = -1, max_seqlen_q: int = -1, max_seqlen_k: int = -1, cp_world_size: int = 1, cp_rank: int = 0) -> None:
+    """
+    Raises what forward() would raise for these arguments, and does nothing else.
     """
 
 def has_exchange_api(type: type) -> bool:
     """
     Whether tensors of `type` come in through the DLPack C exchange API (else through nb::ndarray, 30 times slower).
+    """
+
+def schedule_size(batch: int) -> int:
+    """
+    How many int32 the metadata of `batch` sequences take: 1 + 4 * batch rounded up to a multiple of 4.
+    """
+
+def make_schedule(metadata: object, *, dtype: str, batch: int, seqlen_q: int, seqlen_k: int, heads_q: int, heads_k: int, head_dim: int, head_dim_v: int, page_size: int = 0, seqused_k: object | None = None, seqused_k_all: int = -1, cu_seqlens_q: object | None = None, cu_seqlens_k_new: object | None = None, cache_leftpad: object | None = None, seqlen_k_new: int = 0, causal: bool = False, window_left: int = -1, window_right: int = -1, attention_chunk: int = 0, num_splits: int = 0, sm_margin: int = 0, batch_invariant: bool = False, stream: int | None = None) -> None:
+    """
+    Writes the schedule of a step to `metadata`, an int32 CUDA tensor of schedule_size(batch) or more elements, on
+    `stream` (default: the current stream of its framework). seqlen_q and seqlen_k are bounds, or the lengths where
+    no tensor gives them. page_size 0: no pages. Neither synchronises nor allocates.
     """
 
 def append(k_new: object, v_new: object, k_cache: object, v_cache: object, *, seqused_k: object | None = None, seqused_k_all: int = -1, cu_seqlens_k_new: object | None = None, page_table: object | None = None, cache_batch_idx: object | None = None, rotary_cos: object | None = None, rotary_sin: object | None = None, q: object | None = None, q_rotated: object | None = None, cu_seqlens_q: object | None = None, rotary_seqlens: object | None = None, rotary_interleaved: bool = True, rotate_q_per_position: bool = False, stream: int | None = None) -> None:

@@ -79,7 +79,7 @@ def check_metadata(
     elif table is not None:
         needed("seqused_k", None)
     keys = keys + new_keys(cu_seqlens_k_new, seqlen_k_new, batch)
-    check_upper(f"{name}, with the new keys,", keys, capacity, "the keys that the sequence has room for")
+    check_upper(name, keys, capacity, "the keys that the sequence has room for", " with the new keys")
     if table is not None:
         check_pages(table, keys, shape_k[1], shape_k[0])
     if (rows := counts("cache_batch_idx", cache_batch_idx, batch)) is not None:
@@ -161,9 +161,9 @@ def check_offsets(name: str, starts: Any, rows: int, what: str) -> None:
         raise ValueError(f"{name}: ends at {starts[-1]}, past the {rows} {what}")
 
 
-def check_upper(name: str, found: Any, most: Any, what: str) -> None:
+def check_upper(name: str, found: Any, most: Any, what: str, note: str = "") -> None:
     """None above its bound."""
-    report(name, found > most, lambda b: f"is {found[b]}, more than {most[b]}, {what}")
+    report(name, found > most, lambda b: f"is {found[b]}{note}, more than {most[b]}, {what}")
 
 
 def check_bound(name: str, bound: Any, found: Any, what: str) -> None:

@@ -204,3 +204,114 @@ def test_many_threads(recorder):
         list(pool.map(some_calls, range(8)))
     assert recorder.launches() == 800
     assert recorder.cached_plans() == 8
+
+
+def int32(*shape, **options):
+    return FastTensor(shape, "int32", **options)
+
+
+def paged_call(tensor=FastTensor, **changes):
+    """64 packed sequences of one query on pages of 16 keys: a call that is split."""
+    given = {"q": tensor((64, 32, 128)), "out": tensor((64, 32, 128)), "cu_seqlens_q": int32(65)}
+    given |= {"k": tensor((900, 16, 8, 128)), "v": tensor((900, 16, 8, 128)), "page_table": int32(64, 512)}
+    return {**given, "seqused_k": int32(64), "num_splits": 0, **changes}
+
+
+NUMBERS = ("seqlen_k_new", "seqused_k_all", "max_seqlen_q", "max_seqlen_k", "cp_world_size", "cp_rank")
+LENGTHS = ("cu_seqlens_q", "seqused_q", "seqused_k", "page_table", "cache_leftpad", "cu_seqlens_k_new")
+LENGTHS = (*LENGTHS, "cp_tot_seqused_k", "scheduler_metadata")
+
+
+@BOTH
+def test_lengths_and_numbers_arrive_unchanged(recorder, tensor):
+    def int32(*shape):
+        return tensor(shape, "int32")
+
+    args = paged_call(
+        tensor,
+        page_table=tensor((64, 512), "int32", strides=(1024, 1)),
+        seqused_q=int32(64),
+        cache_leftpad=int32(64),
+        cu_seqlens_k_new=int32(65),
+        cp_tot_seqused_k=int32(64),
+        scheduler_metadata=int32(300),
+        workspace=tensor((1 << 30,), "uint8"),
+        max_seqlen_q=5,
+        max_seqlen_k=4000,
+        cp_world_size=4,
+        cp_rank=3,
+    )
+    recorder.forward(**args)
+    seen = recorder.last_launch()
+    for name in LENGTHS:
+        assert seen[name] == described(args[name], "int32")
+    assert seen["workspace"] == described(args["workspace"], "uint8")
+    expected = {"seqlen_k_new": 0, "seqused_k_all": -1, "max_seqlen_q": 5, "max_seqlen_k": 4000}
+    assert {name: seen[name] for name in NUMBERS} == {**expected, "cp_world_size": 4, "cp_rank": 3}
+
+
+def test_what_is_not_given_stays_away(recorder):
+    recorder.forward(**call(FastTensor))
+    seen = recorder.last_launch()
+    assert all(seen[name] is None for name in (*LENGTHS, "cu_seqlens_k", "cache_batch_idx", "workspace"))
+    assert [seen[name] for name in NUMBERS] == [0, -1, -1, -1, 1, 0]
+
+
+def test_the_workspace_is_asked_for_once_and_given_to_the_launch(recorder):
+    asked = []
+
+    def allocate(size, q):
+        asked.append((size, q))
+        return FastTensor((size,), "uint8", data=0x7000_0000_0000)
+
+    args = paged_call()
+    recorder.forward(**args, allocate=allocate)
+    seen = recorder.last_launch()
+    assert seen["plan"].workspace_bytes > 0, "else this case shows nothing"
+    assert asked == [(seen["plan"].workspace_bytes, args["q"])]
+    assert seen["workspace"]["data"] == 0x7000_0000_0000
+    recorder.forward(**args, allocate=allocate, workspace=FastTensor((1 << 30,), "uint8"))
+    recorder.forward(**call(FastTensor), allocate=allocate)
+    assert len(asked) == 1, "not where one is given, or none is needed"
+
+
+def test_the_workspace_is_let_go_after_the_launch(recorder):
+    import gc
+    import weakref
+
+    made = []
+
+    def allocate(size, q):
+        tensor = FastTensor((size,), "uint8")
+        made.append(weakref.ref(tensor))
+        return tensor
+
+    recorder.forward(**paged_call(), allocate=allocate)
+    gc.collect()
+    assert len(made) == 1 and made[0]() is None
+
+
+@pytest.mark.parametrize(("result", "error"), [(3, TypeError), (MemoryError("no room"), MemoryError)], ids=str)
+def test_an_allocator_that_fails(recorder, result, error):
+    def allocate(size, q):
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    with pytest.raises(error):
+        recorder.forward(**paged_call(), allocate=allocate)
+    assert recorder.launches() == 0
+    recorder.forward(**call(FastTensor))
+    assert recorder.launches() == 1
+
+
+def test_check_launches_nothing_and_raises_the_same(recorder):
+    recorder.check(**paged_call())
+    with pytest.raises(ValueError, match="^num_splits: "):
+        recorder.check(**{**paged_call(), "num_splits": 257})
+    assert recorder.launches() == 0
+
+
+@pytest.mark.parametrize(("batch", "size"), [(0, 1), (1, 17), (4, 17), (5, 33), (256, 1025), (4096, 16385)])
+def test_schedule_size(batch, size):
+    assert _core.schedule_size(batch) == size
