@@ -106,6 +106,7 @@ def random_batch(seed: int, most_scores: int = MOST_SCORES, most_kv: int = MOST_
     cp_world = r.choice((1,) * 12 + (2, 3, 4))
     window = r.choice(((r.randint(0, 300), r.randint(0, 300)), (r.randint(0, 300), -1), (-1, r.randint(0, 300)),
                        (r.randint(0, 4000), 0), (127, 0)))  # fmt: skip
+    invariant, slack = r.random() < 0.2, r.choice((0, 0, 7, 100000, -1))
     extra_q = r.choice((0, 0, 0, 5)) if call == "varlen" else 0
     return Batch(
         f"random {seed}, {kind}",
@@ -137,8 +138,8 @@ def random_batch(seed: int, most_scores: int = MOST_SCORES, most_kv: int = MOST_
         num_splits=r.choice(SPLITS),
         # The schedule knows neither seqused_q nor context parallelism.
         metadata=r.random() < 0.5 and not extra_q and cp_world == 1,
-        batch_invariant=r.random() < 0.2,
-        slack=r.choice((0, 0, 7, 100000, -1)),
+        batch_invariant=invariant,
+        slack=0 if invariant and size > 64 else slack,  # the workspace grows with both
         poison=r.choice(sorted(POISONS)),
         inputs=r.choice(["normal"] * 6 + INPUT_KINDS),
         seed=seed,
