@@ -11,6 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import hopper_attention  # noqa: E402
 from gpu import batches, support  # noqa: E402
 from gpu.batches import Batch, attend, make, verdict  # noqa: E402
 from gpu.test_random_batches import BATCHES, RATIOS, SPLITS, random_batch  # noqa: E402
@@ -223,3 +224,9 @@ def test_one_sequence_alone_and_another_order_are_the_same_problems(batch):
     for place, b in enumerate(order):
         found = batches.of_sequence(other, results, place)
         batches.require_same(batch, "permuted", found, batches.of_sequence(made, together, b))
+
+
+def test_check_metadata_is_silent_about_right_batches():
+    for seed in range(60):
+        made = make(random_batch(seed, 1 << 12, 1 << 12))
+        hopper_attention.check_metadata(made.q, made.k, **made.lengths)

@@ -18,6 +18,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import hopper_attention  # noqa: E402
 from gpu import batches, support  # noqa: E402
 from gpu.batches import Batch, attend, make  # noqa: E402
 from gpu.support import same_bits  # noqa: E402
@@ -264,3 +265,20 @@ def test_pages_out_of_range_read_as_zero():
         made.truth_v[start : start + 16] = 0
     made.lengths["page_table"] = table
     batches.judged_results(made)
+
+
+def test_check_metadata_names_the_lie():
+    """On the tensors of a call: silent when they are right, the argument by name when they are not."""
+    for name, batch in (
+        ("page_table", Batch("a page that is not there", **SHAPE, keys="paged")),
+        ("seqused_k", Batch("more keys than pages", **SHAPE, keys="paged")),
+        ("cu_seqlens_q", Batch("decreasing offsets", **SHAPE)),
+        ("cu_seqlens_k", Batch("decreasing offsets of keys", **SHAPE)),
+        ("cache_batch_idx", Batch("a row that is not there", **SHAPE, call="cache", keys="dense", batch_idx=True)),
+    ):
+        made = make(batches.main_dims(batch))
+        hopper_attention.check_metadata(made.q, made.k, **made.lengths)
+        wrong = made.lengths[name].clone()
+        wrong[1 if wrong.dim() == 1 else (3, 1)] = 2147480000
+        with pytest.raises(ValueError, match=name):
+            hopper_attention.check_metadata(made.q, made.k, **{**made.lengths, name: wrong})
