@@ -47,6 +47,8 @@ def bound(name: str, value: Any) -> int:
     """A length from an int or a 0-d integer tensor. One on a GPU is read, which synchronises; not while a graph is
     captured.
     """
+    if type(value) is int and 0 <= value < _INT64_END:
+        return value
     if getattr(value, "is_cuda", False):
         if sys.modules["torch"].cuda.is_current_stream_capturing():
             raise ValueError(

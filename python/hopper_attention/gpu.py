@@ -75,10 +75,15 @@ def arguments(
 
     Raises for values that cannot be translated; all that is about tensors is left to `_core`.
     """
-    left, right = window(window_size)
-    if "torch" in sys.modules:
-        check_torch_inputs(q=q, k=k, v=v, s_aux=s_aux, out=out, softmax_lse=softmax_lse)
+    left, right = (-1, -1) if window_size is None else window(window_size)
+    stream = None
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        # Plain tensors without grad mode, as engines pass them, have nothing to be refused.
+        if torch.is_grad_enabled() or not type(q) is type(k) is type(v) is torch.Tensor:
+            check_torch_inputs(q=q, k=k, v=v, s_aux=s_aux, out=out, softmax_lse=softmax_lse)
         if not stream_comes_with_tensors():
+            stream = current_stream(q)
             q, k, v, s_aux = detached(q, k, v, s_aux)
     world = integer("cp_world_size", cp_world_size)
     if out is None:
@@ -101,7 +106,7 @@ def arguments(
         integer("num_splits", num_splits),
         integer("sm_margin", sm_margin),
         flag("batch_invariant", batch_invariant),
-        current_stream(q),
+        stream,
         workspace,
         empty_workspace,
         cu_seqlens_q,
