@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from hopper_attention.bench import compare, record, suites, table
+from hopper_attention.bench import compare, kernels, record, suites, table
 from hopper_attention.bench.peers import PEERS, Implementation, implementations
 from hopper_attention.bench.progress import Progress
 
@@ -109,7 +109,7 @@ def measure(
     options: argparse.Namespace, given: list[str], cases: list[suites.Case], found: list[Implementation]
 ) -> dict[str, Any]:
     """The report. A lost GPU ends it early, with what there is."""
-    from hopper_attention.bench import host, kernels, run, timing, traffic
+    from hopper_attention.bench import host, run, timing, traffic
 
     warnings.filterwarnings("ignore", module="torch")
     report = run.new_report(given)
@@ -157,7 +157,8 @@ def finish(report: dict[str, Any], options: argparse.Namespace, old: dict[str, A
                 sys.stdout.write(f"figure: {path}\n")
         except ImportError:
             sys.stderr.write("--plot needs matplotlib: pip install 'hopper-attention[bench]'.\n")
-    return 1 if any(entry["status"] in ("wrong", "failed") for entry in report["cases"]) else 0
+    failed = any(entry["status"] in ("wrong", "failed") for entry in report["cases"])
+    return 1 if failed or kernels.any_failed(report.get("kernels", [])) else 0
 
 
 if __name__ == "__main__":

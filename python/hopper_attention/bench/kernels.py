@@ -18,6 +18,7 @@ TRAFFIC = 100e6  # bytes that combine and merge move in one call
 COLD_BYTES = 250e6  # that the rotated sets of one of them take together
 METADATA_GOALS = {256: 4.0, 4096: 8.0}
 SECONDS = 0.3
+FAILED = "failed: "  # how the remark of a row begins whose kernel was wrong or raised
 HEADS, HEAD_DIM, SPLITS = 32, 128, 4
 
 Measure = Callable[..., "timing.Measured"]
@@ -45,8 +46,10 @@ def measure(
         for group in groups:
             try:
                 rows = group(implementations, seconds, device, measure)
-            except (NotImplementedError, AssertionError) as error:
-                rows = [row(group.__name__, None, remark=str(error).splitlines()[0])]
+            except NotImplementedError as error:
+                rows = [row(group.__name__, None, remark=first_line(error))]
+            except Exception as error:
+                rows = [row(group.__name__, None, remark=f"{FAILED}{first_line(error)}")]
             for one in rows:
                 say(f"{suite} / {one['case']}: {one['us']} us {one['remark']}")
             found += rows
@@ -59,6 +62,16 @@ def row(case: str, us: float | None, traffic: float = 0.0, copy_us: float = 0.0,
     found["GB/s"] = traffic / us / 1e3 if us and traffic else "-"
     found["of copy"] = copy_us / us if us and copy_us else "-"
     return {**found, "goal of copy": "-", "remark": "", **given}
+
+
+def first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def any_failed(rows: Sequence[dict[str, Any]]) -> bool:
+    """Whether a kernel gave a wrong answer or raised."""
+    return any(str(one.get("remark", "")).startswith(FAILED) for one in rows)
 
 
 def medians(measured: timing.Measured) -> dict[str, float]:

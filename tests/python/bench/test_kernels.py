@@ -92,3 +92,15 @@ def test_metadata_rows(monkeypatch):
     rows = kernels.metadata([], 0.1, "cpu", made_up_times)
     assert [row["goal us"] for row in rows] == [4.0, 8.0]
     assert set(sizes) == {(256, 1 + 4 * 256), (4096, 1 + 4 * 4096)}
+
+
+def test_a_failure_is_told_and_changes_the_exit_status(monkeypatch):
+    def broken(*_, **__):
+        raise RuntimeError("a fault\nand its story")
+
+    monkeypatch.setattr(hopper_attention, "merge_states", wrong(hopper_attention.merge_states, 0))
+    monkeypatch.setattr(hopper_attention, "get_scheduler_metadata", broken)
+    rows = kernels.measure("mixed", [], True, lambda text: None, "cpu", made_up_times)
+    assert rows[0]["remark"] == "failed: a fault" and rows[1]["remark"].startswith("failed: merge_states: relative")
+    assert rows[2]["us"] == 10.0
+    assert kernels.any_failed(rows) and not kernels.any_failed(rows[2:])
