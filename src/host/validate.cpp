@@ -106,6 +106,7 @@ void check_workspace(Arguments const& args) {
   if (!args.workspace.given()) { return; }
   Named const workspace{"workspace", args.workspace};
   require_dtype(workspace, DataType::kUInt8);
+  require(workspace.tensor.rank == 1, "workspace: must have shape (bytes,), found ", ShapeText{workspace.tensor});
   require_device_of(workspace, {"q", args.q});
   require_contiguous(workspace, kWorkspaceAlignment);
 }

@@ -269,6 +269,8 @@ TEST_CASE("validate: schedule and workspace of a call") {
            "scheduler_metadata: must be contiguous", "2"},
           {"workspace of floats", with([](A& a) { a.workspace.dtype = DataType::kFloat32; }), "workspace: dtype",
            "uint8, found fp32", Kind::kInvalidType},
+          {"workspace of rows", with([](A& a) { a.workspace = contiguous(32 * kMiB, DataType::kUInt8, {64, 64}); }),
+           "workspace:", "(bytes,), found (64, 64)"},
           {"workspace on the CPU", with([](A& a) { a.workspace.device = kCpuDevice; }), "workspace:", "CPU"},
           {"workspace at 8 bytes", with([](A& a) { a.workspace.data = static_cast<char*>(a.workspace.data) + 8; }),
            "workspace: the address", "16 bytes"},
