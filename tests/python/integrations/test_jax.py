@@ -1,0 +1,57 @@
+"""jax arrays in, jax arrays out."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+jax = pytest.importorskip("jax")
+
+import jax.numpy as jnp  # noqa: E402
+
+import hopper_attention  # noqa: E402
+from hopper_attention.integrations import jax as integration  # noqa: E402
+from torch_ops.samples import int32, samples, tensors  # noqa: E402
+
+
+def to_jax(x):
+    return jax.dlpack.from_dlpack(x.contiguous()) if isinstance(x, torch.Tensor) else x
+
+
+FUNCTIONS = ("fwd", "varlen_fwd", "kvcache", "combine", "merge_states")
+SAMPLES = [s for s in samples(dtype=torch.bfloat16) if s.operator in FUNCTIONS and "bf16" not in s.why]
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda s: s.why)
+def test_results_are_those_of_torch(sample):
+    expected = getattr(hopper_attention, sample.function)(*sample.args, **sample.kwargs)
+    result = getattr(integration, sample.function)(
+        *map(to_jax, sample.args), **{name: to_jax(x) for name, x in sample.kwargs.items()}
+    )
+    for got, want in zip(tensors(result), tensors(expected), strict=True):
+        assert isinstance(got, jax.Array) and str(got.dtype) == str(want.dtype).removeprefix("torch.")
+        np.testing.assert_array_equal(np.asarray(got.astype(jnp.float32)), want.float().numpy())
+
+
+def arrays():
+    return tuple(jnp.ones((1, n, 2, 16), jnp.float32) for n in (3, 5, 5))
+
+
+def test_tracing_is_refused():
+    with pytest.raises(TypeError, match="jax.jit, grad and vmap are not available"):
+        jax.jit(integration.flash_attn_func)(*arrays())
+
+
+def test_writing_is_refused():
+    q, k, v = arrays()
+    with pytest.raises(NotImplementedError, match="^out: jax arrays are not written"):
+        integration.flash_attn_func(q, k, v, out=q)
+    with pytest.raises(NotImplementedError, match="^k: jax arrays are not written"):
+        integration.flash_attn_with_kvcache(q, k, v, cache_seqlens=3, k=k, v=v)
+
+
+def test_an_array_and_a_length():
+    q, k, v = arrays()
+    out = integration.flash_attn_with_kvcache(q, k, v, cache_seqlens=to_jax(int32(2)))
+    np.testing.assert_allclose(np.asarray(out), 1.0, rtol=1e-6)
