@@ -6,30 +6,16 @@
 #include <string>
 #include <vector>
 
+#include "common.h"
 #include "hopper_attention/forward.h"
 
-#if defined(WITH_CUDA_RUNTIME)
-#include <cuda_runtime_api.h>
-#endif
-
 namespace ha = hopper_attention;
+using namespace example;
 
 namespace {
 
 constexpr std::int64_t kBatch = 1, kQueries = 1000, kKeys = 3000, kHeadsQ = 16, kHeadsK = 4, kHeadDim = 128;
 constexpr std::uint16_t kOne = 0x3f80;  // 1.0 as bf16
-
-// A contiguous tensor on device 0.
-ha::Tensor tensor(void* data, ha::DataType dtype, std::vector<std::int64_t> const& shape) {
-  ha::Tensor t{.data = data, .dtype = dtype, .device = 0, .rank = static_cast<int>(shape.size())};
-  std::int64_t stride = 1;
-  for (int i = t.rank - 1; i >= 0; --i) {
-    t.shape[i] = shape[i];
-    t.stride[i] = stride;
-    stride *= shape[i];
-  }
-  return t;
-}
 
 ha::Arguments arguments(void* q, void* k, void* v, void* out, void* lse) {
   using enum ha::DataType;
@@ -45,7 +31,6 @@ ha::Arguments arguments(void* q, void* k, void* v, void* out, void* lse) {
 
 // Nothing here reads the tensors, so addresses that only look like device memory will do.
 void plan_without_gpu() {
-  auto const address = [](std::uintptr_t gigabytes) { return reinterpret_cast<void*>(gigabytes << 30); };
   ha::Arguments args = arguments(address(1), address(2), address(3), address(4), address(5));
   std::cout << ha::plan(ha::validate(args), ha::device_info("H100")).explain() << '\n';
 
@@ -56,41 +41,6 @@ void plan_without_gpu() {
 }
 
 #if defined(WITH_CUDA_RUNTIME)
-void check(cudaError_t error) {
-  if (error != cudaSuccess) { throw ha::CudaError(cudaGetErrorString(error)); }
-}
-
-template <class T>
-class DeviceArray {
- public:
-  explicit DeviceArray(std::vector<T> const& values) : bytes_(values.size() * sizeof(T)) {
-    check(cudaMalloc(&data_, bytes_));
-    check(cudaMemcpy(data_, values.data(), bytes_, cudaMemcpyHostToDevice));
-  }
-  ~DeviceArray() { cudaFree(data_); }
-  DeviceArray(DeviceArray const&) = delete;
-  DeviceArray& operator=(DeviceArray const&) = delete;
-
-  void* data() const { return data_; }
-  std::vector<T> on_host() const {
-    std::vector<T> values(bytes_ / sizeof(T));
-    check(cudaMemcpy(values.data(), data_, bytes_, cudaMemcpyDeviceToHost));
-    return values;
-  }
-
- private:
-  void* data_ = nullptr;
-  std::size_t bytes_;
-};
-
-float from_bfloat16(std::uint16_t bits) {
-  std::uint32_t const wide = static_cast<std::uint32_t>(bits) << 16;
-  float value;
-  static_assert(sizeof(value) == sizeof(wide));
-  __builtin_memcpy(&value, &wide, sizeof(value));
-  return value;
-}
-
 // Queries of zeros weigh all visible keys alike: out is the mean of the values, LSE the logarithm of their number.
 bool run_on_gpu() {
   std::vector<std::uint16_t> values(kKeys * kHeadsK * kHeadDim, 0);
@@ -122,17 +72,7 @@ bool run_on_gpu() {
   std::cout << "on the GPU: error of out " << out_error << ", of the log-sum-exp " << lse_error << '\n';
   return out_error < 1.0F / 256 && lse_error < 2e-4F;
 }
-
-// Why nothing can be run on a GPU here; empty if it can.
-std::string why_not() {
-  if (ha::built_kernels().empty()) { return "this build of hopper_attention has no kernels"; }
-  try {
-    ha::require_supported_device(0);
-  } catch (ha::CudaError const& error) { return error.what(); }
-  return {};
-}
 #else
-std::string why_not() { return "this example was compiled without the CUDA runtime"; }
 bool run_on_gpu() { return false; }
 #endif
 

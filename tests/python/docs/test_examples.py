@@ -146,3 +146,6 @@ def test_cpp(tmp_path):
     output = run(tmp_path / "attention")
     assert "plan: prefill kernel, bf16" in output and "3 heads of k are refused: " in output
     assert SAYS_SO in output or "on the GPU: error of out" in output
+    output = run(tmp_path / "paged_decode")
+    assert "plan: decode kernel, bf16" in output and "workspace" in output
+    assert SAYS_SO in output or "steps on the GPU: error of out" in output
