@@ -1,0 +1,176 @@
+"""The torch operators on the GPU: opcheck, compiled models, CUDA graphs, torch's own FA3 callers, transformers."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import hopper_attention  # noqa: E402
+from hopper_attention import torch_ops  # noqa: E402
+from torch_ops.samples import EveryFunction, copies, int32, model_inputs, samples, tensors, values  # noqa: E402
+
+pytestmark = pytest.mark.gpu
+
+D = 64
+HALF = {"rtol": 2e-2, "atol": 2e-2}  # of bf16 results that went through another order of operations
+WHY = [sample.why for sample in samples()]
+
+
+def sample_on_gpu(why):
+    return next(s for s in samples("cuda", torch.bfloat16, D) if s.why == why)
+
+
+def operator(name):
+    return getattr(torch.ops.hopper_attention, name).default
+
+
+@pytest.mark.parametrize("why", WHY)
+def test_the_operator_gives_what_the_function_gives(why):
+    sample = sample_on_gpu(why)
+    args, kwargs = copies(sample)
+    expected = getattr(hopper_attention, sample.function)(*args, **kwargs)
+    again, options = copies(sample)
+    result = getattr(torch_ops, sample.function)(*again, **options)
+    for got, want in zip(tensors(result), tensors(expected), strict=True):
+        assert (got.stride(), got.dtype) == (want.stride(), want.dtype)
+        assert torch.equal(got, want)
+    for got, want in zip(again, args, strict=True):
+        assert not isinstance(got, torch.Tensor) or torch.equal(got, want)
+
+
+@pytest.mark.parametrize("why", WHY)
+def test_fake_kernels_and_schemas(why):
+    """torch.library.opcheck without its test of autograd: there is none."""
+    sample = sample_on_gpu(why)
+    args, kwargs = copies(sample)
+    given = torch_ops.calls.given_arguments(sample.function, args, kwargs)
+    if sample.operator.endswith("_out"):
+        for flag in ("return_attn_probs", "return_softmax_lse"):
+            given.pop(flag, None)
+        for argument in operator(sample.operator)._schema.arguments:
+            if argument.name in ("out", "lse") and argument.name not in given:
+                given[argument.name] = torch.empty_like(given[{"lse": "lse_a", "out": "q"}[argument.name]])
+    if isinstance(given.get("cache_seqlens"), int):
+        given["cache_seqlens"] = int32(*[given["cache_seqlens"]] * 2, device="cuda")
+    names = [a.name for a in operator(sample.operator)._schema.arguments if not a.kwarg_only]
+    first = []
+    for name in names:
+        if name not in given:
+            break
+        first.append(given.pop(name))
+    torch.library.opcheck(
+        operator(sample.operator),
+        tuple(first),
+        given,
+        test_utils=("test_schema", "test_faketensor", "test_aot_dispatch_dynamic"),
+    )
+
+
+@pytest.mark.parametrize("mode", [None, "reduce-overhead"])
+@torch.inference_mode()
+def test_compiled_model(mode):
+    torch._dynamo.reset()
+    model = EveryFunction(D).eval().to("cuda", torch.bfloat16)
+    inputs, same = (model_inputs("cuda", torch.bfloat16, D) for _ in range(2))
+    expected = model(*inputs)
+    compiled = torch.compile(model, fullgraph=True, mode=mode)
+    torch.testing.assert_close(compiled(*same), expected, **HALF)
+    torch.testing.assert_close(same[1], inputs[1], **HALF)
+    for _ in range(3):  # replays of a graph
+        torch.testing.assert_close(compiled(*model_inputs("cuda", torch.bfloat16, D)), expected, **HALF)
+
+
+@torch.inference_mode()
+def test_captured_through_the_operator():
+    """Lengths change between capture and replay; bitwise the eager result."""
+    q, k, v = (
+        values(*shape, seed=i, dtype=torch.bfloat16, device="cuda")
+        for i, shape in enumerate(((2, 1, 4, D), (6, 16, 2, D), (6, 16, 2, D)))
+    )
+    lengths, table = int32(3, 30, device="cuda"), int32(3, 1, 5, 0, device="cuda").view(2, 2)
+    out = torch.empty_like(q)
+
+    def call():
+        torch_ops.flash_attn_with_kvcache(
+            q, k, v, cache_seqlens=lengths, page_table=table, causal=True, num_splits=4, out=out
+        )
+
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        call()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    for new in ((3, 30), (32, 1), (0, 17)):
+        lengths.copy_(int32(*new, device="cuda"))
+        out.fill_(float("nan"))
+        graph.replay()
+        expected = hopper_attention.flash_attn_with_kvcache(
+            q, k, v, cache_seqlens=lengths, page_table=table, causal=True, num_splits=4
+        )
+        assert torch.equal(out, expected)
+
+
+@torch.inference_mode()
+def test_eager_calls_do_not_reach_the_dispatcher(monkeypatch):
+    for name in torch_ops.calls.FUNCTIONS:
+        monkeypatch.setattr(torch_ops, name, lambda *args, **kwargs: pytest.fail("went through the operator"))
+    for why in WHY:
+        sample = sample_on_gpu(why)
+        getattr(hopper_attention, sample.function)(*sample.args, **sample.kwargs)
+
+
+@pytest.fixture
+def fa3():
+    from hopper_attention.integrations import flash_attn_3
+
+    pytest.importorskip("torch.nn.attention._fa3")
+    flash_attn_3.install()
+    torch.nn.attention.activate_flash_attention_impl("FA3")
+    yield
+    torch.nn.attention.restore_flash_attention_impl()
+    flash_attn_3.uninstall()
+
+
+@torch.inference_mode()
+def test_torch_s_scaled_dot_product_attention(fa3, monkeypatch):
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    calls = []
+    original = hopper_attention.flash_attn_func
+    monkeypatch.setattr(hopper_attention, "flash_attn_func", lambda *a, **k: calls.append(1) or original(*a, **k))
+    q, k, v = (values(2, 4, n, 128, seed=i, dtype=torch.bfloat16, device="cuda") for i, n in enumerate((100, 100, 100)))
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+    with sdpa_kernel(SDPBackend.MATH):
+        want = torch.nn.functional.scaled_dot_product_attention(q.float(), k.float(), v.float(), is_causal=True)
+    assert calls == [1]
+    torch.testing.assert_close(out.float(), want, **HALF)
+
+
+@torch.inference_mode()
+def test_torch_s_varlen_attention(fa3):
+    varlen = pytest.importorskip("torch.nn.attention.varlen")
+    q, k, v = (values(150, 4, 128, seed=i, dtype=torch.bfloat16, device="cuda") for i in range(3))
+    starts = int32(0, 40, 150, device="cuda")
+    out = varlen.varlen_attn(q, k, v, starts, starts, 110, 110, window_size=(-1, 0))
+    want = hopper_attention.flash_attn_varlen_func(q, k, v, starts, starts, 110, 110, causal=True)
+    torch.testing.assert_close(out, want, **HALF)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma 2, softcap and sliding window", "gpt-oss, sinks and sliding window"])
+def test_transformers_generate_the_same_tokens(name):
+    pytest.importorskip("transformers")
+    from hopper_attention.integrations import transformers as integration
+    from integrations.tiny_models import model, prompts
+
+    integration.register()
+    ids, mask = prompts("cuda")
+    tokens = []
+    for implementation in (integration.NAME, "eager"):
+        made = model(name, implementation, "cuda", torch.float16)
+        with torch.inference_mode():
+            tokens.append(made.generate(ids, attention_mask=mask, max_new_tokens=8, do_sample=False))
+    assert torch.equal(*tokens)
