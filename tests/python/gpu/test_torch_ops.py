@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 
 import hopper_attention  # noqa: E402
 from hopper_attention import torch_ops  # noqa: E402
-from torch_ops.samples import EveryFunction, copies, int32, model_inputs, samples, tensors, values  # noqa: E402
+from torch_ops.samples import EveryFunction, copies, int32, model_inputs, operator_arguments, samples, tensors, values  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
@@ -43,26 +43,11 @@ def test_the_operator_gives_what_the_function_gives(why):
 def test_fake_kernels_and_schemas(why):
     """torch.library.opcheck without its test of autograd: there is none."""
     sample = sample_on_gpu(why)
-    args, kwargs = copies(sample)
-    given = torch_ops.calls.given_arguments(sample.function, args, kwargs)
-    if sample.operator.endswith("_out"):
-        for flag in ("return_attn_probs", "return_softmax_lse"):
-            given.pop(flag, None)
-        for argument in operator(sample.operator)._schema.arguments:
-            if argument.name in ("out", "lse") and argument.name not in given:
-                given[argument.name] = torch.empty_like(given[{"lse": "lse_a", "out": "q"}[argument.name]])
-    if isinstance(given.get("cache_seqlens"), int):
-        given["cache_seqlens"] = int32(*[given["cache_seqlens"]] * 2, device="cuda")
-    names = [a.name for a in operator(sample.operator)._schema.arguments if not a.kwarg_only]
-    first = []
-    for name in names:
-        if name not in given:
-            break
-        first.append(given.pop(name))
+    args, kwargs = operator_arguments(sample)
     torch.library.opcheck(
         operator(sample.operator),
-        tuple(first),
-        given,
+        args,
+        kwargs,
         test_utils=("test_schema", "test_faketensor", "test_aot_dispatch_dynamic"),
     )
 

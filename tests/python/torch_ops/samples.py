@@ -201,6 +201,29 @@ def copies(sample: Sample):
     return tuple(map(own, sample.args)), {name: own(x) for name, x in sample.kwargs.items()}
 
 
+def operator_arguments(sample: Sample):
+    """(args, kwargs) with which to call the operator of a sample itself, tensors of their own."""
+    from hopper_attention.torch_ops.calls import given_arguments
+
+    given = given_arguments(sample.function, *copies(sample))
+    schema = getattr(torch.ops.hopper_attention, sample.operator).default._schema
+    if sample.operator.endswith("_out"):
+        for flag in ("return_attn_probs", "return_softmax_lse"):
+            given.pop(flag, None)
+        for name, like in (("out", "q"), ("lse", "lse_a")):
+            if any(a.name == name for a in schema.arguments) and name not in given:
+                given[name] = torch.empty_like(given[like])
+    length = given.get("cache_seqlens")
+    if isinstance(length, int):
+        given["cache_seqlens"] = int32(length, length, device=given["q"].device)
+    first = []
+    for argument in schema.arguments:
+        if argument.kwarg_only or argument.name not in given:
+            break
+        first.append(given.pop(argument.name))
+    return tuple(first), given
+
+
 class EveryFunction(torch.nn.Module):
     """A step that calls all public functions: prefill, append, schedule, decode over pages, two ways of merging."""
 

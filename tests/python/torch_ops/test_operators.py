@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 import hopper_attention  # noqa: E402
 from hopper_attention import interface, torch_ops  # noqa: E402
 from hopper_attention.watching import is_watched  # noqa: E402
-from torch_ops.samples import copies, samples, tensors  # noqa: E402
+from torch_ops.samples import copies, operator_arguments, samples, tensors  # noqa: E402
 
 SAMPLES = samples()
 BY_WHY = pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.why)
@@ -30,24 +30,8 @@ def test_every_operator_has_a_sample():
 @BY_WHY
 def test_opcheck(sample):
     """Schema (what is written, what aliases), fake kernel against the real one, tracing with symbolic shapes."""
-    args, kwargs = copies(sample)
-    given = torch_ops.calls.given_arguments(sample.function, args, kwargs)
-    if sample.operator.endswith("_out"):
-        for name in ("return_attn_probs", "return_softmax_lse"):
-            given.pop(name, None)
-        for argument in operator(sample.operator)._schema.arguments:
-            if argument.name in ("out", "lse") and argument.name not in given:
-                like = {"lse": "lse_a", "out": "q"}[argument.name]
-                given[argument.name] = torch.empty_like(given[like])
-    if isinstance(given.get("cache_seqlens"), int):
-        given["cache_seqlens"] = torch.full((2,), given["cache_seqlens"], dtype=torch.int32)
-    positional = [a.name for a in operator(sample.operator)._schema.arguments if not a.kwarg_only]
-    first = []
-    for name in positional:
-        if name not in given:
-            break
-        first.append(given.pop(name))
-    torch.library.opcheck(operator(sample.operator), tuple(first), given)
+    args, kwargs = operator_arguments(sample)
+    torch.library.opcheck(operator(sample.operator), args, kwargs)
 
 
 @BY_WHY
