@@ -266,7 +266,7 @@ ScheduleKernelParams schedule_kernel_params(Problem const& problem, SequencePara
                                             int* metadata) {
   int const packed = scheduled_packing(problem.heads_q, problem.heads_k);
   auto const shape = [&](TileUse use) {
-    TileRow const* const row = find_tile(problem.head_dim, problem.head_dim_v, use, 0);
+    TileRow const* const row = find_tile(problem.head_dim, problem.head_dim_v, use);
     require<NotImplemented>(row != nullptr, "head_dim: no kernel holds head dims (", problem.head_dim, ", ",
                             problem.head_dim_v, ") of q and v");
     return tile_shape(row->tile, packed, fixed_splits);

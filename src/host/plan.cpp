@@ -23,12 +23,11 @@ constexpr int kWarpgroupThreads = 128;
 // Of L2, for K and V. With 0.6 (36 of an H200's 60 MB) a full call of 4k tokens read 679 MB from DRAM and with 0.4 417
 // MB, where its inputs are 202 MB (bench --suite io).
 constexpr double kL2Share = 0.4;
-constexpr int kBlocksPerTile = 1;                          // what starting and ending a tile costs, in key blocks
 constexpr std::int64_t kMaxTiles = std::int64_t{1} << 30;  // the scheduler counts in int
 
-// Packing stores O in pieces; it must save at least an eighth of the tiles.
-constexpr std::int64_t kPackingNumerator = 7;
-constexpr std::int64_t kPackingDenominator = 8;
+// Packing stores O in pieces; it must save at least an eighth of the time.
+constexpr double kPackingGain = 7.0 / 8.0;
+constexpr std::int64_t kTilesToCost = 1024;  // of a head; more are sampled
 
 std::string text_of(MaskParams const& mask) {
   if (mask == MaskParams{}) { return "no mask"; }
@@ -60,6 +59,11 @@ bool agrees(TileConfig const& tile, TileConfig const& forced) {
   auto const same = [](int value, int wanted) { return wanted == 0 || value == wanted; };
   return same(tile.rows, forced.rows) && same(tile.keys, forced.keys) && same(tile.head_dim, forced.head_dim) &&
          same(tile.head_dim_v, forced.head_dim_v) && same(tile.stages, forced.stages);
+}
+
+std::string microseconds(double us) {
+  auto const tenths = static_cast<std::int64_t>(us * 10 + 0.5);
+  return us < 100 ? concat(tenths / 10, ".", tenths % 10) : concat(tenths / 10);
 }
 
 std::string percent(double share) { return concat(static_cast<int>(share * 100.0 + 0.5), " %"); }
@@ -121,26 +125,32 @@ class Planner {
   int ratio() const { return problem_.heads_q / problem_.heads_k; }
   int head_groups() const { return problem_.heads_q / plan_.packed_heads; }
 
-  std::int64_t m_blocks(int packed_heads) const {
-    std::int64_t const queries_per_tile = std::int64_t{plan_.tile.rows / kSlabRows} * (kSlabRows / packed_heads);
+  // Query blocks of a head.
+  std::int64_t m_blocks(TileConfig const& tile, int packed_heads) const {
+    std::int64_t const queries_per_tile = std::int64_t{tile.rows / kSlabRows} * (kSlabRows / packed_heads);
     return ceil_div<std::int64_t>(problem_.seqlen_q, queries_per_tile);
   }
 
-  std::int64_t tiles(int packed_heads) const {
-    return m_blocks(packed_heads) * (problem_.heads_q / packed_heads) * problem_.batch;
+  // Nanoseconds of an SM for the tile of query block m.
+  int tile_ns(TileRow const& row, Packing const& packing, int m) const {
+    QueryRange const queries = query_range(packing, row.tile.rows / kSlabRows, m, problem_.seqlen_q);
+    BlockRange const range =
+        block_range(problem_.mask, queries.first, queries.last, {problem_.seqlen_q, problem_.seqlen_k}, row.tile.keys);
+    return range.blocks() * row.cost.block + row.cost.tile;
   }
 
-  // Keys that a query sees, averaged over a few of them.
-  int average_keys() const {
-    constexpr int kSamples = 16;
-    SeqlenQK const len{problem_.seqlen_q, problem_.seqlen_k};
-    std::int64_t sum = 0;
-    for (int i = 0; i < kSamples; ++i) {
-      auto const query = static_cast<int>((2 * i + 1) * std::int64_t{problem_.seqlen_q} / (2 * kSamples));
-      KeyInterval const keys = visible(problem_.mask, query, len);
-      sum += keys.end - keys.begin;
+  // Microseconds of an SM for all heads of a sequence. Nothing of the batch or the card goes in: the bits of a result
+  // must not depend on them.
+  double sequence_us(TileRow const& row, int packed_heads) const {
+    Packing const packing = make_packing(packed_heads);
+    std::int64_t const count = m_blocks(row.tile, packed_heads);
+    std::int64_t const samples = std::min(count, kTilesToCost);
+    double ns = 0;
+    for (std::int64_t i = 0; i < samples; ++i) {
+      ns += tile_ns(row, packing, static_cast<int>((2 * i + 1) * count / (2 * samples)));
     }
-    return static_cast<int>(sum / kSamples);
+    double const tiles = static_cast<double>(count) * (problem_.heads_q / packed_heads);
+    return samples == 0 ? 0.0 : ns / static_cast<double>(samples) * tiles * 1e-3;
   }
 
   // Few enough queries that one slab holds those of all heads of a K/V head.
@@ -154,8 +164,8 @@ class Planner {
 
   static int threads_of(TileConfig const& tile) { return (tile.rows / kSlabRows + 1) * kWarpgroupThreads; }
 
-  TileRow const& tile_row(TileUse use, int keys) const {
-    TileRow const* const row = find_tile(problem_.head_dim, problem_.head_dim_v, use, keys);
+  TileRow const& tile_row(TileUse use) const {
+    TileRow const* const row = find_tile(problem_.head_dim, problem_.head_dim_v, use);
     require<NotImplemented>(row != nullptr, "head_dim: no kernel holds head dims (", problem_.head_dim, ", ",
                             problem_.head_dim_v, ") of q and v; the largest is (", largest_tile().head_dim, ", ",
                             largest_tile().head_dim_v, ")");
@@ -202,7 +212,7 @@ class Planner {
 
   // For sequences that are all alike: what the kernels would decide.
   bool splitting_pays() const {
-    TileConfig const tile = tile_row(decodes() ? TileUse::kDecode : TileUse::kRagged, 0).tile;
+    TileConfig const tile = tile_row(decodes() ? TileUse::kDecode : TileUse::kRagged).tile;
     ScheduleParams params;
     params.batch = problem_.batch;
     params.alike = work_of_sequence(tile);
@@ -235,7 +245,7 @@ class Planner {
   void add_kernel(KernelFamily family, bool may_split) {
     bool const decode = family == KernelFamily::kDecode;
     TileUse const use = decode ? TileUse::kDecode : TileUse::kRagged;
-    TileRow const* row = &tile_row(use, 0);
+    TileRow const* row = &tile_row(use);
     char const* why = row->why;
     if (forced_.tile != TileConfig{}) {
       row = forced_row([&](TileUse candidate) { return candidate == use; });
@@ -299,7 +309,6 @@ class Planner {
 
   void plan_dense() {
     choose_tile();
-    choose_packing();
     because("splits", problem_.num_splits == 1 ? "1: as asked" : "1: whole tiles use the SMs as well");
     choose_grid();
     choose_order();
@@ -308,53 +317,93 @@ class Planner {
     plan_.kernels.push_back({family_of(plan_.tile), plan_.tile, plan_.ctas, plan_.threads});
   }
 
-  void choose_tile() {
-    bool const masked = problem_.mask != MaskParams{};
-    int const keys = average_keys();
-    bool const decode = decodes();
-    TileUse const use = decode ? TileUse::kDecode : masked ? TileUse::kMasked : TileUse::kFull;
-    TileRow const& row = tile_row(use, keys);
+  struct Candidate {
+    TileRow const* row = nullptr;
+    int packed_heads = 1;
+    double us = 0;  // of an SM, for a sequence
+  };
+
+  std::vector<TileRow const*> candidate_rows() const {
     if (forced_.tile != TileConfig{}) {
       TileRow const* const found = forced_row([](TileUse) { return true; });
       if (found == nullptr) { refuse_forced_tile(); }
-      plan_.tile = found->tile;
-      because("tile", plan_.tile, ": forced");
-    } else {
-      plan_.tile = row.tile;
-      because("tile", plan_.tile, ", for ",
-              decode   ? "few queries"
-              : masked ? "a mask"
-                       : "full attention",
-              " and ", keys, " keys a query: ", row.why);
+      return {found};
     }
-    plan_.threads = threads_of(plan_.tile);
+    if (decodes()) { return {&tile_row(TileUse::kDecode)}; }
+    TileConfig const& first = tile_row(TileUse::kDense).tile;
+    std::vector<TileRow const*> rows;
+    for (TileRow const& row : kTiles) {
+      bool const fits = row.tile.head_dim == first.head_dim && row.tile.head_dim_v == first.head_dim_v;
+      if (row.use == TileUse::kDense && fits) { rows.push_back(&row); }
+    }
+    return rows;
   }
 
-  void choose_packing() {
+  // Query heads that may share a tile.
+  std::vector<int> candidate_packings() const {
     int const g = ratio();
-    plan_.packed_heads = 1;
     if (forced_.packed_heads != 0) {
       require(forced_.packed_heads == 1 || (forced_.packed_heads == g && g <= kSlabRows),
               "packed_heads: must be 1 or the ", g, " heads of q for each of k (at most ", kSlabRows, "), ",
               forced_.packed_heads, " was forced");
-      plan_.packed_heads = forced_.packed_heads;
+      return {forced_.packed_heads};
+    }
+    if (decodes()) { return {scheduled_packing()}; }
+    return g == 1 || g > kSlabRows ? std::vector{1} : std::vector{1, g};
+  }
+
+  // Tile and packing together: a window, or few queries, want tiles whose rows are few queries of many heads.
+  void choose_tile() {
+    Candidate best;
+    std::vector<Candidate> best_of_packing;
+    std::string others;
+    for (int const packed_heads : candidate_packings()) {
+      Candidate best_here;
+      for (TileRow const* const row : candidate_rows()) {
+        Candidate const candidate{row, packed_heads, sequence_us(*row, packed_heads)};
+        others += concat(others.empty() ? "" : ", ", row->tile.rows, "x", row->tile.keys,
+                         packed_heads > 1 ? " packed " : " ", microseconds(candidate.us));
+        if (best_here.row == nullptr || candidate.us < best_here.us) { best_here = candidate; }
+      }
+      double const bound = packed_heads > 1 && best.row != nullptr ? best.us * kPackingGain : best.us;
+      if (best.row == nullptr || best_here.us <= bound) { best = best_here; }
+      best_of_packing.push_back(best_here);
+    }
+    plan_.tile = best.row->tile;
+    plan_.packed_heads = best.packed_heads;
+    plan_.threads = threads_of(plan_.tile);
+    cost_ = best.row;
+    bool const forced = forced_.tile != TileConfig{};
+    because("tile", plan_.tile, ": ",
+            forced      ? "forced"
+            : decodes() ? concat("few queries: ", best.row->why)
+                        : best.row->why,
+            forced || decodes() ? std::string() : concat("; microseconds of an SM for a sequence: ", others));
+    explain_packing(best_of_packing);
+    plan_.tiles = m_blocks(plan_.tile, plan_.packed_heads) * head_groups() * problem_.batch;
+    require(plan_.tiles <= kMaxTiles, "q: the problem has ", plan_.tiles, " tiles, at most ", kMaxTiles,
+            " are possible; split the batch");
+  }
+
+  void explain_packing(std::vector<Candidate> const& best_of_packing) {
+    int const g = ratio();
+    if (forced_.packed_heads != 0) {
       because("packing", plan_.packed_heads, " heads share a tile: forced");
     } else if (g == 1) {
       because("packing", "off: every head of q has its own head of k");
     } else if (decodes()) {
-      plan_.packed_heads = scheduled_packing();
       because("packing", plan_.packed_heads, " heads of q for each of k share a tile, which holds all queries");
     } else if (g > kSlabRows) {
       because("packing", "off: ", g, " heads of q for each of k are more than the ", kSlabRows, " rows of a slab");
-    } else if (tiles(g) * kPackingDenominator <= tiles(1) * kPackingNumerator) {
-      because("packing", g, " heads share a tile: ", tiles(g), " tiles instead of ", tiles(1));
-      plan_.packed_heads = g;
     } else {
-      because("packing", "off: ", tiles(1), " tiles, packed ", tiles(g), ", which saves less than an eighth");
+      std::string const times = concat(microseconds(best_of_packing[0].us), " us without, ",
+                                       microseconds(best_of_packing[1].us), " us packed");
+      if (plan_.packed_heads > 1) {
+        because("packing", g, " heads share a tile: ", times);
+      } else {
+        because("packing", "off: ", times, ", which saves less than an eighth");
+      }
     }
-    plan_.tiles = tiles(plan_.packed_heads);
-    require(plan_.tiles <= kMaxTiles, "q: the problem has ", plan_.tiles, " tiles, at most ", kMaxTiles,
-            " are possible; split the batch");
   }
 
   void choose_grid() {
@@ -369,16 +418,10 @@ class Planner {
 
   std::int64_t l2_budget() const { return static_cast<std::int64_t>(kL2Share * static_cast<double>(device_.l2_bytes)); }
 
-  // Key blocks of each query block's tile, and what a tile costs beside them.
   std::vector<int> work_of_tiles() const {
     Packing const packing = make_packing(plan_.packed_heads);
-    SeqlenQK const len{problem_.seqlen_q, problem_.seqlen_k};
     std::vector<int> work;
-    for (int m = 0; m < m_blocks(plan_.packed_heads); ++m) {
-      QueryRange const queries = query_range(packing, plan_.tile.rows / kSlabRows, m, problem_.seqlen_q);
-      work.push_back(block_range(problem_.mask, queries.first, queries.last, len, plan_.tile.keys).blocks() +
-                     kBlocksPerTile);
-    }
+    for (int m = 0; m < m_blocks(plan_.tile, plan_.packed_heads); ++m) { work.push_back(tile_ns(*cost_, packing, m)); }
     return work;
   }
 
@@ -409,6 +452,7 @@ class Planner {
   DeviceInfo const& device_;
   ForcedPlan const& forced_;
   Plan plan_;
+  TileRow const* cost_ = nullptr;  // of the tile that was chosen
 };
 
 }  // namespace

@@ -8,66 +8,77 @@
 
 namespace hopper_attention {
 
-// Why one head dim has several tiles. A mask that cuts blocks wants narrow tiles, full attention wide ones. Where
-// lengths are on the device, the tile must not follow from a bound that the caller gives: one for many queries, one for
-// few.
-enum class TileUse : std::uint8_t { kFull, kMasked, kRagged, kDecode };
+// Dense calls choose among the tiles of a head dim by what they cost. Where lengths are on the device, the tile must
+// not follow from a bound that the caller gives: one for many queries, one for few.
+enum class TileUse : std::uint8_t { kDense, kRagged, kDecode };
+
+// Nanoseconds of an SM, from the times of calls that differ in length alone (tools/sweep_tiles).
+struct TileCost {
+  int block = 1000;  // one block of keys for all rows of the tile
+  int tile = 1000;   // what starting and ending a tile takes beside its blocks
+};
 
 struct TileRow {
   TileUse use;
-  int from_keys;  // keys that a query sees on average: the row is for this many or more
   TileConfig tile;
   char const* why;
+  TileCost cost{};  // only ratios between the kDense rows of a head dim count
 };
 
-// For each head dim and use rows by ascending from_keys, the first of them 0. Figures: speed over
-// FlashAttention-3's varlen build, bf16, 16k tokens, H200, this tile against the other one in the table
-// (docs/performance-notes.md).
+// Figures: speed over FlashAttention-3's varlen build, bf16, 16k tokens, H200, this tile against another one in the
+// table (docs/performance-notes.md).
 inline constexpr std::array kTiles{
+    TileRow{TileUse::kDense,
+            {192, 128, 64, 64, 8},
+            "three warpgroups hide the exponentials of d 64: full 1.29 / 1.20 at 1k, causal 1.14 / 1.07 at 4k",
+            {1510, 2500}},
+    TileRow{TileUse::kDense,
+            {128, 128, 64, 64, 8},
+            "square, a mask cuts little off: causal 1.36 / 1.27 at 1k",
+            {1236, 2100}},
+    TileRow{TileUse::kDense,
+            {192, 80, 64, 64, 12},
+            "two blocks hold a window of 128 keys and the queries of 8 packed heads; cost not measured yet",
+            {1020, 2400}},
+    TileRow{TileUse::kDense,
+            {128, 144, 64, 64, 8},
+            "one block holds a window of 128 keys and the queries of 8 packed heads; cost not measured yet",
+            {1390, 2100}},
     TileRow{
-        TileUse::kFull, 0, {192, 128, 64, 64, 8}, "three warpgroups hide the exponentials of d 64: 1.29 / 1.20 at 1k"},
-    TileRow{TileUse::kMasked, 0, {128, 128, 64, 64, 8}, "short and square, little is cut off: 1.36 / 1.27 at 1k"},
-    TileRow{TileUse::kMasked, 1024, {192, 128, 64, 64, 8}, "three warpgroups hide the exponentials: 1.14 / 1.07 at 4k"},
-    TileRow{TileUse::kFull, 0, {128, 128, 96, 96, 6}, "short: 1.20 / 1.14 at 512"},
-    TileRow{TileUse::kFull, 2048, {192, 96, 96, 96, 6}, "three warpgroups: 1.00 / 0.94 at 4k"},
-    TileRow{TileUse::kMasked, 0, {128, 128, 96, 96, 6}, "square: 1.54 / 1.38 at 1k, 1.12 / 1.11 at 4k"},
-    TileRow{TileUse::kFull, 0, {128, 128, 128, 128, 5}, "O has its own buffer: 1.18 / 1.08 at 512"},
-    TileRow{TileUse::kFull, 4096, {128, 176, 128, 128, 4}, "fewer, wider blocks: 1.02 / 0.95 at 16k"},
-    TileRow{
-        TileUse::kMasked, 0, {128, 128, 128, 128, 5}, "square, a causal tile wastes half a block: 1.15 / 0.96 at 1k"},
-    TileRow{TileUse::kMasked, 4096, {128, 176, 128, 128, 4}, "fewer, wider blocks: 1.05 / 0.99 at 16k"},
-    TileRow{TileUse::kFull, 0, {128, 112, 192, 128, 4}, "the widest that fits in shared memory"},
-    TileRow{TileUse::kMasked, 0, {128, 112, 192, 128, 4}, "the widest that fits in shared memory"},
-    TileRow{TileUse::kFull, 0, {128, 112, 192, 192, 4}, "the widest that fits in shared memory"},
-    TileRow{TileUse::kMasked, 0, {128, 112, 192, 192, 4}, "the widest that fits in shared memory"},
-    TileRow{TileUse::kFull, 0, {128, 80, 256, 256, 4}, "the widest that fits in shared memory"},
-    TileRow{TileUse::kMasked, 0, {128, 80, 256, 256, 4}, "the widest that fits in shared memory"},
-    TileRow{TileUse::kRagged, 0, {192, 128, 64, 64, 8}, "three warpgroups hide the exponentials of d 64"},
-    TileRow{TileUse::kRagged, 0, {128, 128, 96, 96, 6}, "square"},
-    TileRow{TileUse::kRagged, 0, {128, 128, 128, 128, 5}, "square, O has its own buffer"},
-    TileRow{TileUse::kRagged, 0, {128, 112, 192, 128, 4}, "the widest that fits in shared memory"},
-    TileRow{TileUse::kRagged, 0, {128, 112, 192, 192, 4}, "the widest that fits in shared memory"},
-    TileRow{TileUse::kRagged, 0, {128, 80, 256, 256, 4}, "the widest that fits in shared memory"},
-    TileRow{
-        TileUse::kDecode, 0, {64, 128, 64, 64, 6, 2}, "two blocks an SM: one starts or ends while the other streams"},
-    TileRow{TileUse::kDecode, 0, {64, 64, 96, 96, 8, 2}, "two blocks an SM"},
-    TileRow{TileUse::kDecode, 0, {64, 64, 128, 128, 6, 2}, "two blocks an SM"},
-    TileRow{TileUse::kDecode, 0, {64, 64, 192, 128, 8}, "one block an SM: two have no room for four stages"},
-    TileRow{TileUse::kDecode, 0, {64, 64, 192, 192, 8}, "one block an SM: two have no room for four stages"},
-    TileRow{TileUse::kDecode, 0, {64, 64, 256, 256, 6}, "one block an SM: two have no room for four stages"},
+        TileUse::kDense, {128, 128, 96, 96, 6}, "square: causal 1.54 / 1.38 at 1k, 1.12 / 1.11 at 4k", {1403, 2700}},
+    TileRow{TileUse::kDense, {192, 96, 96, 96, 6}, "three warpgroups: full 1.00 / 0.94 at 4k", {1500, 3200}},
+    TileRow{TileUse::kDense,
+            {128, 128, 128, 128, 5},
+            "square, and O has its own buffer: full 1.18 / 1.08 at 512, causal 1.15 / 0.96 at 1k",
+            {1780, 2900}},
+    TileRow{TileUse::kDense,
+            {128, 176, 128, 128, 4},
+            "fewer, wider blocks: full 1.02 / 0.95 at 16k, causal 1.05 / 0.99 at 16k",
+            {2230, 4700}},
+    TileRow{TileUse::kDense, {128, 112, 192, 128, 4}, "the widest that fits in shared memory", {1710, 4500}},
+    TileRow{TileUse::kDense, {128, 112, 192, 192, 4}, "the widest that fits in shared memory", {2040, 5000}},
+    TileRow{TileUse::kDense, {128, 80, 256, 256, 4}, "the widest that fits in shared memory", {1940, 6800}},
+    TileRow{TileUse::kRagged, {192, 128, 64, 64, 8}, "three warpgroups hide the exponentials of d 64"},
+    TileRow{TileUse::kRagged, {128, 128, 96, 96, 6}, "square"},
+    TileRow{TileUse::kRagged, {128, 128, 128, 128, 5}, "square, O has its own buffer"},
+    TileRow{TileUse::kRagged, {128, 112, 192, 128, 4}, "the widest that fits in shared memory"},
+    TileRow{TileUse::kRagged, {128, 112, 192, 192, 4}, "the widest that fits in shared memory"},
+    TileRow{TileUse::kRagged, {128, 80, 256, 256, 4}, "the widest that fits in shared memory"},
+    TileRow{TileUse::kDecode, {64, 128, 64, 64, 6, 2}, "two blocks an SM: one starts or ends while the other streams"},
+    TileRow{TileUse::kDecode, {64, 64, 96, 96, 8, 2}, "two blocks an SM"},
+    TileRow{TileUse::kDecode, {64, 64, 128, 128, 6, 2}, "two blocks an SM"},
+    TileRow{TileUse::kDecode, {64, 64, 192, 128, 8}, "one block an SM: two have no room for four stages"},
+    TileRow{TileUse::kDecode, {64, 64, 192, 192, 8}, "one block an SM: two have no room for four stages"},
+    TileRow{TileUse::kDecode, {64, 64, 256, 256, 6}, "one block an SM: two have no room for four stages"},
 };
 
-// The row for `keys` visible keys on average, of the smallest head dims that hold (head_dim, head_dim_v); nullptr if
-// none does.
-constexpr TileRow const* find_tile(int head_dim, int head_dim_v, TileUse use, int keys) {
+// The first row for the smallest head dims that hold (head_dim, head_dim_v); nullptr if none does.
+constexpr TileRow const* find_tile(int head_dim, int head_dim_v, TileUse use) {
   TileRow const* best = nullptr;
   for (TileRow const& row : kTiles) {
     TileConfig const& t = row.tile;
-    if (row.use != use || row.from_keys > keys || t.head_dim < head_dim || t.head_dim_v < head_dim_v) { continue; }
-    int const size = t.head_dim + t.head_dim_v;
-    int const best_size = best == nullptr ? 0 : best->tile.head_dim + best->tile.head_dim_v;
-    bool const better = best == nullptr || size < best_size || (size == best_size && row.from_keys > best->from_keys);
-    if (better) { best = &row; }
+    if (row.use != use || t.head_dim < head_dim || t.head_dim_v < head_dim_v) { continue; }
+    if (best == nullptr || t.head_dim + t.head_dim_v < best->tile.head_dim + best->tile.head_dim_v) { best = &row; }
   }
   return best;
 }

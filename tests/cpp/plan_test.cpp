@@ -8,6 +8,7 @@
 
 #include "hopper_attention/forward.h"
 #include "hopper_attention/testing.h"
+#include "host/text.h"
 #include "host/tile_order.h"
 #include "kernels/host_device.h"
 #include "kernels/tile_config.h"
@@ -72,15 +73,36 @@ TEST_CASE("plan: one block for each SM, never more blocks than tiles, never fewe
   CHECK(plan(with_margin, card(132)).ctas == 1);
 }
 
-TEST_CASE("plan: the tile comes from the table, by head dims and mask class") {
-  for (int const head_dim : {8, 64, 72, 128}) {
+namespace {
+
+std::string tile_of(Problem const& p) {
+  Plan const made = plan(p, card(132));
+  return concat(made.tile.rows, "x", made.tile.keys, made.packed_heads > 1 ? " packed" : "");
+}
+
+Problem windowed(int batch, int seqlen, int heads_q, int heads_k, int head_dim, int left) {
+  return make_problem({.dtype = DataType::kBFloat16,
+                       .batch = batch,
+                       .seqlen_q = seqlen,
+                       .seqlen_k = seqlen,
+                       .heads_q = heads_q,
+                       .heads_k = heads_k,
+                       .head_dim = head_dim,
+                       .head_dim_v = head_dim},
+                      {.window_left = left, .window_right = 0});
+}
+
+}  // namespace
+
+TEST_CASE("plan: a dense call takes a tile of the table for the head dims that hold its own") {
+  for (int const head_dim : {8, 64, 72, 128, 200}) {
     for (bool const causal : {false, true}) {
       Plan const made = plan(problem(1, 512, 512, 4, 4, head_dim, causal), card(132));
-      TileRow const* row =
-          find_tile(head_dim, head_dim, causal ? TileUse::kMasked : TileUse::kFull, causal ? 256 : 512);
-      REQUIRE(row != nullptr);
-      CHECK(made.tile == row->tile);
-      CHECK(made.threads == (row->tile.rows / 64 + 1) * 128);
+      TileConfig const& first = find_tile(head_dim, head_dim, TileUse::kDense)->tile;
+      CHECK(made.tile.head_dim == first.head_dim);
+      CHECK(std::any_of(kTiles.begin(), kTiles.end(),
+                        [&](TileRow const& row) { return row.use == TileUse::kDense && row.tile == made.tile; }));
+      CHECK(made.threads == (made.tile.rows / 64 + 1) * 128);
       CHECK(made.kernel == KernelFamily::kPrefill);
       CHECK(made.num_splits == 1);
       CHECK(made.workspace_bytes == 0);
@@ -88,14 +110,47 @@ TEST_CASE("plan: the tile comes from the table, by head dims and mask class") {
   }
 }
 
-TEST_CASE("plan: every tile of the table is the answer for its own head dims, mask class and number of keys") {
-  for (TileRow const& row : kTiles) {
-    TileRow const* found = find_tile(row.tile.head_dim, row.tile.head_dim_v, row.use, row.from_keys);
-    REQUIRE(found != nullptr);
-    CHECK(found->tile == row.tile);
-    CHECK(found->tile.head_dim == row.tile.head_dim);
-    CHECK(found->tile.head_dim_v == row.tile.head_dim_v);
+TEST_CASE("plan: the costs in the table choose the tiles that were measured to be the fastest") {
+  struct Case {
+    int head_dim;
+    bool causal;
+    int seqlen;
+    char const* tile;
+  };
+  for (Case const c : {Case{64, false, 512, "192x128"},
+                       {64, false, 1024, "192x128"},
+                       {64, false, 16384, "192x128"},
+                       {64, true, 512, "128x128"},
+                       {64, true, 1024, "128x128"},
+                       {64, true, 4096, "192x128"},
+                       {64, true, 16384, "192x128"},
+                       {96, false, 512, "128x128"},
+                       {96, false, 4096, "192x96"},
+                       {96, true, 1024, "128x128"},
+                       {96, true, 4096, "128x128"},
+                       {128, false, 512, "128x128"},
+                       {128, false, 2048, "128x128"},
+                       {128, false, 4096, "128x176"},
+                       {128, false, 16384, "128x176"},
+                       {128, true, 512, "128x128"},
+                       {128, true, 4096, "128x128"},
+                       {128, true, 8192, "128x176"},
+                       {128, true, 16384, "128x176"}}) {
+    Problem const p = problem(1, c.seqlen, c.seqlen, 16, 16, c.head_dim, c.causal);
+    CAPTURE(plan(p, card(132)).explain());
+    CHECK(tile_of(p) == c.tile);
   }
+}
+
+TEST_CASE("plan: a short window packs heads, so that a tile spans few keys; a long one does not") {
+  CHECK(tile_of(windowed(2, 8192, 64, 8, 64, 127)).find("packed") != std::string::npos);
+  CHECK(tile_of(windowed(2, 8192, 32, 8, 128, 4095)) == "128x176");
+  CHECK(explains(plan(windowed(2, 8192, 64, 8, 64, 127), card(132)), "8 heads share a tile"));
+}
+
+TEST_CASE("plan: the choice costs little time for very long sequences") {
+  Plan const made = plan(problem(1, 1 << 24, 1 << 24, 4, 1, 128, true), card(132));
+  CHECK(made.tile.keys == 176);
 }
 
 TEST_CASE("plan: head dims that no tile holds name the largest") {
@@ -113,7 +168,7 @@ TEST_CASE("plan: head dims that no tile holds name the largest") {
 }
 
 TEST_CASE("plan: heads are packed where tiles would be mostly idle, and only there") {
-  int const rows = find_tile(128, 128, TileUse::kMasked, 0)->tile.rows;
+  int const rows = find_tile(128, 128, TileUse::kDense)->tile.rows;
   struct Case {
     char const* why;
     int seqlen_q, heads_q, heads_k, packed;
@@ -264,7 +319,7 @@ TEST_CASE("plan: problems that were not made by make_problem are still refused w
 TEST_CASE("plan_with: a forced choice replaces the plan's own and is named as forced") {
   using testing::plan_with;
   Problem const p = problem(1, 1, 1000, 8, 2, 64, true);
-  TileConfig const wide = find_tile(128, 128, TileUse::kMasked, 0)->tile;
+  TileConfig const wide = find_tile(128, 128, TileUse::kDense)->tile;
   Plan const made =
       plan_with(p, card(132), {.tile = wide, .packed_heads = 1, .heads_per_pass = 3, .ctas = 5, .num_splits = 1});
   CHECK(made.tile == wide);
