@@ -33,22 +33,22 @@ __all__ = [
     "merge_states",
 ]
 
-_WRITTEN = ("out", "softmax_lse", "workspace")
+_OF_APPENDS = frozenset(("k", "v", "rotary_cos", "rotary_sin", "rotary_seqlens"))
+_OPERATORS = {name: getattr(torch.ops.hopper_attention, name).default for name in SCHEMAS}
 
 
 def _attention(operator: str, given: dict[str, Any], flag: str) -> Any:
     """Calls the form of `operator` that allocates, or, if any result is given, the form that writes."""
-    operators = torch.ops.hopper_attention
     with_lse = given.get(flag, False)
-    if not any(name in given for name in _WRITTEN):
-        out, lse = getattr(operators, operator).default(**given)
+    if "out" not in given and "softmax_lse" not in given and "workspace" not in given:
+        out, lse = _OPERATORS[operator](**given)
         return (out, lse) if with_lse else out
     given.pop(flag, None)
     if "out" not in given:
         given["out"] = empty_output(given)
     if with_lse and "softmax_lse" not in given:
         given["softmax_lse"] = empty_lse(given)
-    getattr(operators, operator + "_out").default(**given)
+    _OPERATORS[operator + "_out"](**given)
     return (given["out"], given["softmax_lse"]) if with_lse else given["out"]
 
 
@@ -73,7 +73,7 @@ def flash_attn_with_kvcache(*args, **kwargs):
         q, starts = given["q"], given.get("cu_seqlens_q")
         batch = q.shape[0] if starts is None else starts.shape[0] - 1
         given["cache_seqlens"] = torch.full((batch,), lengths, dtype=torch.int32, device=q.device)
-    appends = any(name in given for name in ("k", "v", "rotary_cos", "rotary_sin", "rotary_seqlens"))
+    appends = not _OF_APPENDS.isdisjoint(given)
     if not appends:  # without effect: there is nothing to append or to rotate
         given.pop("cu_seqlens_k_new", None)
         given.pop("rotary_interleaved", None)
@@ -84,19 +84,19 @@ def flash_attn_combine(*args, **kwargs):
     """`hopper_attention.flash_attn_combine` through combine or combine_out."""
     given = given_arguments("flash_attn_combine", args, kwargs)
     if "out" not in given:
-        return torch.ops.hopper_attention.combine.default(**given)
-    return given["out"], torch.ops.hopper_attention.combine_out.default(**given)
+        return _OPERATORS["combine"](**given)
+    return given["out"], _OPERATORS["combine_out"](**given)
 
 
 def merge_states(*args, **kwargs):
     """`hopper_attention.merge_states` through merge_states or merge_states_out."""
     given = given_arguments("merge_states", args, kwargs)
     if "out" not in given and "lse" not in given:
-        return torch.ops.hopper_attention.merge_states.default(**given)
+        return _OPERATORS["merge_states"](**given)
     for name, like in (("out", "out_a"), ("lse", "lse_a")):
         if name not in given:
             given[name] = torch.empty_like(given[like], memory_format=torch.contiguous_format)
-    torch.ops.hopper_attention.merge_states_out.default(**given)
+    _OPERATORS["merge_states_out"](**given)
     return given["out"], given["lse"]
 
 
@@ -108,6 +108,6 @@ def get_scheduler_metadata(*args, **kwargs):
         device = "cuda" if starts is None else starts.device
         given["cache_seqlens"] = torch.full((given["batch_size"],), lengths, dtype=torch.int32, device=device)
     if "out" not in given:
-        return torch.ops.hopper_attention.get_scheduler_metadata.default(**given)
-    torch.ops.hopper_attention.get_scheduler_metadata_out.default(**given)
+        return _OPERATORS["get_scheduler_metadata"](**given)
+    _OPERATORS["get_scheduler_metadata_out"](**given)
     return given["out"]

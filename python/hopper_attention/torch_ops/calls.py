@@ -23,8 +23,8 @@ FUNCTIONS = (
 )
 
 
-def _window(name: str, value: Any) -> list[int]:
-    return list(window(value))
+def _window(name: str, value: Any) -> tuple[int, int]:
+    return window(value)
 
 
 def _integer(name: str, value: Any) -> Any:
@@ -47,11 +47,20 @@ _CONVERT: dict[str, Callable[[str, Any], Any]] = {
     "bool": flag,
     "ScalarType": _dtype,
 }
-_DEFAULTS = {
-    name: {p.name: p.default for p in inspect.signature(getattr(interface, name)).parameters.values()}
-    for name in FUNCTIONS
-}
-_NAMES = {name: tuple(defaults) for name, defaults in _DEFAULTS.items()}
+
+
+class _Parameters:
+    """Of a public function: (name, default, conversion to the operator's type; None for tensors), in order and by name."""
+
+    def __init__(self, function: Callable):
+        self.in_order = tuple(
+            (p.name, p.default, _CONVERT.get(TYPES.get(p.name, "Tensor")))
+            for p in inspect.signature(function).parameters.values()
+        )
+        self.by_name = {parameter[0]: parameter for parameter in self.in_order}
+
+
+_PARAMETERS = {name: _Parameters(getattr(interface, name)) for name in FUNCTIONS}
 
 
 def given_arguments(function: str, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -59,22 +68,25 @@ def given_arguments(function: str, args: tuple, kwargs: dict[str, Any]) -> dict[
 
     Raises NotImplementedError if grad mode is on and a tensor requires grad, TypeError for values of the wrong type.
     """
-    defaults = _DEFAULTS[function]
-    named = dict(zip(_NAMES[function], args, strict=False))
-    named.update(kwargs)
-    given = {}
-    grad = torch.is_grad_enabled()
-    for name, value in named.items():
-        if value is None or value is defaults[name]:
-            continue
-        kind = TYPES.get(name)
-        if kind is not None:
-            value = _CONVERT[kind](name, value)
-            if value is None:
-                continue
-        elif grad and isinstance(value, torch.Tensor) and value.requires_grad:
-            raise NotImplementedError(
-                f"{name}: requires grad, but this is forward only; call under torch.inference_mode() or detach it"
-            )
-        given[name] = value
+    parameters = _PARAMETERS[function]
+    given: dict[str, Any] = {}
+    for parameter, value in zip(parameters.in_order, args, strict=False):
+        if value is not None and value is not parameter[1]:
+            _give(given, parameter, value)
+    for name, value in kwargs.items():
+        if value is not None and value is not parameters.by_name[name][1]:
+            _give(given, parameters.by_name[name], value)
     return given
+
+
+def _give(given: dict[str, Any], parameter: tuple, value: Any) -> None:
+    name, default, convert = parameter
+    if convert is not None:
+        value = convert(name, value)
+        if value is None or value == default:
+            return
+    elif isinstance(value, torch.Tensor) and value.requires_grad and torch.is_grad_enabled():
+        raise NotImplementedError(
+            f"{name}: requires grad, but this is forward only; call under torch.inference_mode() or detach it"
+        )
+    given[name] = value
