@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import subprocess
 import sys
+import timeit
 
 import pytest
 
@@ -136,6 +137,12 @@ def test_who_watches():
     torch.func.functionalize(lambda y: seen.append(is_watched(y)) or y)(x)
     assert seen == [True]
     assert not is_watched(x)
+
+
+def test_asking_costs_little():
+    """0.2 us for each call of a public function on an idle core."""
+    x = torch.zeros(2)
+    assert min(timeit.repeat(lambda: is_watched(x), number=2000, repeat=9)) / 2000 < 1e-6
 
 
 def test_tensors_that_require_grad_are_refused():
