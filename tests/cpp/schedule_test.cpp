@@ -1,0 +1,785 @@
+// The work of a step: what all CTAs of all its kernels compute together, and what the combine kernel makes of it,
+// against a plain loop over sequences, heads and query blocks.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <random>
+#include <set>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "hopper_attention/testing.h"
+#include "host/schedule_shape.h"
+#include "kernels/parted_tile.h"
+#include "kernels/schedule_params.h"
+#include "kernels/tile_work.h"
+#include "kernels/work_source.h"
+#include "schedule_model.h"
+
+namespace hopper_attention {
+namespace {
+
+using Random = std::mt19937;
+
+int pick(Random& random, int low, int high) { return std::uniform_int_distribution<int>(low, high)(random); }
+
+template <class T>
+T one_of(Random& random, std::vector<T> const& values) {
+  return values[static_cast<std::size_t>(pick(random, 0, static_cast<int>(values.size()) - 1))];
+}
+
+DeviceInfo card(int sm_count) {
+  return {.name = "a card",
+          .sm_count = sm_count,
+          .compute_major = 9,
+          .compute_minor = 0,
+          .l2_bytes = std::int64_t{50} << 20};
+}
+
+// The tensors of lengths of a call, as vectors.
+struct Lengths {
+  std::vector<int> cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, cache_leftpad, cp_tot_seqused_k;
+};
+
+// A call: what launch() would hand to the kernels, on the host.
+struct Call {
+  Lengths lengths;
+  SequenceParams sequences;  // points into `lengths`
+  Problem problem;
+  Plan plan;
+  int page_unit = 1;
+  std::vector<int> metadata;  // empty: all sequences are alike
+
+  Call() = default;
+  Call(Call const&) = delete;
+  Call& operator=(Call const&) = delete;
+};
+
+// As schedule_params() in launch.cpp.
+ScheduleParams schedule_of(Call& call, KernelPlan const& kernel) {
+  Plan const& plan = call.plan;
+  TileShape const shape = tile_shape(kernel.tile, plan.packed_heads, plan.fixed_splits);
+  ScheduleParams p;
+  p.metadata = call.problem.ragged ? call.metadata.data() : nullptr;
+  p.batch = call.problem.batch;
+  p.places = plan.kernels.size() == 1                  ? Places::kAll
+             : kernel.family == KernelFamily::kPrefill ? Places::kPrefill
+                                                       : Places::kDecode;
+  p.alike = sequence_work(shape, call.problem.mask, {call.problem.seqlen_q, call.problem.seqlen_k});
+  p.head_groups = call.problem.heads_q / plan.packed_heads;
+  p.ctas = kernel.ctas;
+  p.may_split = kernel.may_split;
+  p.always_split = kernel.family == KernelFamily::kDecode || plan.forces_splits;
+  p.draws = kernel.draws;
+  p.fixed_splits = plan.fixed_splits;
+  p.least_units = plan.fixed_splits ? 1 : kLeastUnits;
+  p.max_splits = plan.max_splits;
+  p.most_tiles = static_cast<int>(kernel.most_tiles);
+  p.most_units = static_cast<int>(kernel.most_units);
+  return p;
+}
+
+AttentionParams params_of(Call& call, KernelPlan const& kernel) {
+  int const sharing = call.problem.heads_q / call.problem.heads_k / call.plan.packed_heads;
+  AttentionParams p{};
+  p.schedule = schedule_of(call, kernel);
+  p.sequences = call.sequences;
+  p.packing = make_packing(call.plan.packed_heads);
+  p.mask = call.problem.mask;
+  p.load.groups_per_head_k = FastDivmod(sharing);
+  p.alignment.unit = call.page_unit;
+  p.keys_in_l2 = call.plan.keys_in_l2;
+  p.sharing = sharing;
+  p.listed = true;
+  return p;
+}
+
+ScheduleKernelParams schedule_kernel_of(Call const& call) {
+  auto const shape = [&](TileUse use) {
+    return tile_shape(find_tile(call.problem.head_dim, call.problem.head_dim_v, use)->tile,
+                      scheduled_packing(call.problem.heads_q, call.problem.heads_k), call.plan.fixed_splits);
+  };
+  return {call.sequences, call.problem.mask, shape(TileUse::kRagged), shape(TileUse::kDecode), nullptr};
+}
+
+struct Request {
+  std::vector<SeqlenQK> lengths;
+  int heads_q = 8, heads_k = 2;
+  int head_dim = 128;
+  Arguments options;
+  int sm_count = 132;
+  int forced_splits = 0;
+  bool packed_q = true;
+  bool packed_k = false;
+  int page_unit = 1;
+  int leftpad = 0;
+  int slack = 0;       // how far the bounds on the lengths are from the longest
+  bool alike = false;  // all lengths are those of the first, known on the host
+};
+
+std::string text_of(Request const& r) {
+  std::string text = "heads " + std::to_string(r.heads_q) + "/" + std::to_string(r.heads_k) + ", d " +
+                     std::to_string(r.head_dim) + ", SMs " + std::to_string(r.sm_count) + ", splits " +
+                     std::to_string(r.options.num_splits) + " forced " + std::to_string(r.forced_splits) +
+                     (r.options.batch_invariant ? ", fixed" : "") + (r.packed_q ? ", packed q" : "") +
+                     (r.packed_k ? ", packed k" : "") + (r.alike ? ", alike" : "") + ", page unit " +
+                     std::to_string(r.page_unit) + ", leftpad " + std::to_string(r.leftpad) + ", lengths";
+  for (std::size_t i = 0; i < std::min<std::size_t>(r.lengths.size(), 40); ++i) {
+    text += " " + std::to_string(r.lengths[i].q) + "x" + std::to_string(r.lengths[i].k);
+  }
+  return text + " of " + std::to_string(r.lengths.size());
+}
+
+void make_call(Request const& r, Call& call) {
+  int const batch = static_cast<int>(r.lengths.size());
+  int longest_q = 1;
+  int longest_k = 1;
+  Lengths& l = call.lengths;
+  l.cu_seqlens_q = {0};
+  l.cu_seqlens_k = {0};
+  for (SeqlenQK const len : r.lengths) {
+    longest_q = std::max(longest_q, len.q);
+    longest_k = std::max(longest_k, len.k + r.leftpad);
+    l.cu_seqlens_q.push_back(l.cu_seqlens_q.back() + len.q);
+    l.cu_seqlens_k.push_back(l.cu_seqlens_k.back() + (r.packed_k ? len.k : 0));
+    l.seqused_q.push_back(len.q);
+    l.seqused_k.push_back(len.k + r.leftpad);
+    l.cache_leftpad.push_back(r.leftpad);
+    l.cp_tot_seqused_k.push_back(len.k_total);
+  }
+  SequenceParams& s = call.sequences;
+  s.batch = batch;
+  Arguments options = r.options;
+  Tensor given;
+  given.data = &call;
+  given.rank = 1;
+  if (r.alike) {
+    longest_q = r.lengths[0].q;
+    longest_k = r.lengths[0].k;
+    s.seqlen_q = longest_q;
+    s.capacity_k = s.seqused_k_all = longest_k;
+  } else {
+    longest_q += r.slack;
+    longest_k += r.slack;
+    if (r.packed_q) {
+      s.cu_seqlens_q = l.cu_seqlens_q.data();
+      s.seqlen_q = l.cu_seqlens_q.back() + r.slack;
+      options.cu_seqlens_q = given;
+    } else {
+      s.seqused_q = l.seqused_q.data();
+      s.seqlen_q = longest_q;
+      options.seqused_q = given;
+    }
+    if (r.packed_k) {
+      s.cu_seqlens_k = l.cu_seqlens_k.data();
+      s.capacity_k = l.cu_seqlens_k.back();
+      options.cu_seqlens_k = given;
+    } else {
+      s.seqused_k = l.seqused_k.data();
+      s.capacity_k = longest_k;
+      options.seqused_k = given;
+      if (r.leftpad > 0) {
+        s.cache_leftpad = l.cache_leftpad.data();
+        options.cache_leftpad = given;
+      }
+    }
+    if (options.cp_world_size > 1) {
+      s.cp_tot_seqused_k = l.cp_tot_seqused_k.data();
+      options.cp_tot_seqused_k = given;
+    }
+  }
+  call.page_unit = r.page_unit;
+  call.problem = make_problem({.dtype = DataType::kBFloat16,
+                               .batch = batch,
+                               .seqlen_q = longest_q,
+                               .seqlen_k = longest_k,
+                               .heads_q = r.heads_q,
+                               .heads_k = r.heads_k,
+                               .head_dim = r.head_dim,
+                               .head_dim_v = r.head_dim},
+                              options);
+  testing::ForcedPlan forced;
+  forced.num_splits = r.forced_splits;
+  call.plan = testing::plan_with(call.problem, card(r.sm_count), forced);
+  if (call.problem.ragged && call.plan.listed) { call.metadata = model_metadata(schedule_kernel_of(call)); }
+}
+
+Request random_request(Random& random) {
+  Request r;
+  r.alike = pick(random, 0, 5) == 0;
+  int const kind = pick(random, 0, 5);
+  int const batch = kind <= 1 ? one_of<int>(random, {1, 2, 31, 32, 33, 64, 255, 257, 1030}) : pick(random, 1, 9);
+  auto const length = [&](int longest) {
+    int const which = pick(random, 0, 7);
+    return which == 0 ? 0 : which == 1 ? 1 : which <= 4 ? pick(random, 0, 200) : pick(random, 0, longest);
+  };
+  int const ranks = pick(random, 0, 7) == 0 ? pick(random, 2, 4) : 1;
+  int const rank = pick(random, 0, ranks - 1);
+  SeqlenQK const same{pick(random, 1, 70), length(9000)};
+  for (int b = 0; b < batch; ++b) {
+    int const q = kind <= 1 ? pick(random, 0, kind * 3 + 1) : kind == 2 ? length(200) : length(3000);
+    int const total = std::max(length(kind <= 1 ? 1500 : 9000), kind == 5 ? q : 0);
+    int const here = std::max(0, (total - rank + ranks - 1) / ranks);
+    r.lengths.push_back(r.alike ? same : SeqlenQK{q, here, total});
+  }
+  if (r.alike) {
+    r.lengths.resize(std::min<std::size_t>(r.lengths.size(), 40));
+  } else {
+    r.packed_q = pick(random, 0, 1) == 0;
+    r.packed_k = pick(random, 0, 3) == 0;
+    r.leftpad = r.packed_k || ranks > 1 || pick(random, 0, 2) != 0 ? 0 : pick(random, 1, 90);
+    r.slack = pick(random, 0, 2) == 0 ? pick(random, 0, 1000) : 0;
+    r.options.cp_world_size = ranks;
+    r.options.cp_rank = rank;
+  }
+  r.page_unit = r.packed_k || r.alike ? 1 : one_of<int>(random, {1, 8, 64});
+  std::tie(r.heads_q, r.heads_k) =
+      one_of<std::pair<int, int>>(random, {{1, 1}, {4, 4}, {8, 2}, {8, 1}, {24, 8}, {5, 1}, {130, 2}, {64, 1}});
+  r.head_dim = one_of<int>(random, {64, 96, 128, 192, 256});
+  r.sm_count = one_of<int>(random, {1, 2, 48, 114, 132});
+  r.options.num_splits = one_of<int>(random, {0, 0, 1, 2, 3, 7, 256});
+  r.options.batch_invariant = pick(random, 0, 3) == 0;
+  r.forced_splits = pick(random, 0, 3) == 0 ? one_of<int>(random, {2, 3, 7, 256}) : 0;
+  r.options.causal = pick(random, 0, 1) == 0;
+  if (pick(random, 0, 3) == 0) { r.options.window_left = pick(random, 0, 2000); }
+  if (pick(random, 0, 5) == 0) { r.options.window_right = pick(random, 0, 300); }
+  if (pick(random, 0, 6) == 0) { r.options.attention_chunk = pick(random, 1, 3000); }
+  return r;
+}
+
+struct Done {
+  WorkItem item;
+  TileWork work;
+  int cta;
+  int index;  // of the tile in the list; -1 where work is shared out by units
+};
+
+enum class Turn { kRandom, kLeastLoaded };
+
+// Runs all CTAs of a kernel, each as the scheduler warp of attention_kernel.h does, in a random order or as if every
+// unit took the same time; fills `done`. Returns what is wrong; empty if nothing is.
+std::string run_kernel(AttentionParams const& params, KernelPlan const& kernel, Random& random, Turn turn,
+                       std::vector<Done>& done) {
+  int const slabs = kernel.tile.rows / kSlabRows;
+  std::int64_t const most_items = kernel.most_units + kernel.most_tiles;
+  struct Cta {
+    WorkSource source;
+    int round = 0;
+  };
+  std::vector<Cta> ctas;
+  std::set<std::pair<std::int64_t, int>> running;  // by units done, or by a random number
+  for (int c = 0; c < kernel.ctas; ++c) {
+    ctas.push_back({WorkSource(params, slabs, c)});
+    running.insert({turn == Turn::kRandom ? static_cast<std::int64_t>(random()) : 0, c});
+  }
+  std::map<int*, unsigned> counters;
+  while (!running.empty()) {
+    auto const [key, c] = *running.begin();
+    running.erase(running.begin());
+    int index = -1;
+    auto const draw = [&, number = c](Draws const& draws) {
+      int const own = number + ctas[static_cast<std::size_t>(number)].round++ * params.schedule.ctas;
+      if (own < params.schedule.ctas || draws.counter == nullptr || draws.count <= params.schedule.ctas) {
+        return index = own;
+      }
+      unsigned& counter = counters[draws.counter];  // atomicInc
+      unsigned const old = counter;
+      counter = old >= static_cast<unsigned>(draws.count - 1) ? 0 : old + 1;
+      return index = params.schedule.ctas + static_cast<int>(old);
+    };
+    WorkItem item;
+    Sequence sequence{};
+    ctas[static_cast<std::size_t>(c)].source.next(item, sequence, draw);
+    if (item.place < 0) { continue; }
+    if (static_cast<std::int64_t>(done.size()) >= most_items) { return "more items than there can be"; }
+    if (item.place >= params.schedule.batch || item.head < 0 || item.head >= params.schedule.head_groups ||
+        item.m < 0 || item.first < 0 || item.first >= item.last || item.last > item.units) {
+      return "an item out of bounds";
+    }
+    if (item.slot < -1 || item.slot >= kernel.partial_slots) { return "a slot out of bounds"; }
+    done.push_back({item, tile_work(params, slabs, kernel.tile.keys, item, sequence), c, index});
+    running.insert({turn == Turn::kRandom ? static_cast<std::int64_t>(random()) : key + item.last - item.first, c});
+  }
+  for (auto const& [counter, value] : counters) {
+    int const* const end = params.schedule.metadata + 1 + 4 * schedule_stride(params.schedule.batch);
+    if (counter < params.schedule.metadata || counter >= end) { return "a counter outside the metadata"; }
+    if (value != 0) { return "a counter is not back at 0"; }
+  }
+  return "";
+}
+
+using TileName = std::tuple<int, int, int>;  // sequence, head group, query block
+
+struct Part {
+  int begin, end;  // key blocks
+  int slot;
+};
+
+std::map<TileName, std::vector<Part>> parts_of_tiles(std::vector<Done> const& done) {
+  std::map<TileName, std::vector<Part>> tiles;
+  for (Done const& d : done) {
+    if (d.work.queries.last < d.work.queries.first) { continue; }
+    tiles[{d.work.sequence.batch, d.work.head, d.item.m}].push_back(
+        {d.work.range.begin, d.work.range.end, d.work.slot});
+  }
+  for (auto& [name, parts] : tiles) {
+    std::stable_sort(parts.begin(), parts.end(), [](Part const& a, Part const& b) {
+      return std::pair(a.begin, a.slot) < std::pair(b.begin, b.slot);
+    });
+  }
+  return tiles;
+}
+
+// Every key block of every query block once, by the kernel of the sequence's class.
+std::string coverage_fault(Call const& call, KernelPlan const& kernel, AttentionParams const& params,
+                           std::map<TileName, std::vector<Part>> const& tiles) {
+  int const groups = params.schedule.head_groups;
+  TileShape const shape = tile_shape(kernel.tile, call.plan.packed_heads, call.plan.fixed_splits);
+  int const few = kSlabRows / call.plan.packed_heads;
+  std::size_t expected = 0;
+  for (int b = 0; b < call.problem.batch; ++b) {
+    Sequence const sequence = sequence_at(call.sequences, b);
+    bool const mine =
+        call.plan.kernels.size() == 1 || (sequence.len.q <= few) == (kernel.family == KernelFamily::kDecode);
+    if (!mine) { continue; }
+    for (int m = 0; m * shape.queries < sequence.len.q; ++m) {
+      int const last_row = std::min((m + 1) * shape.queries, sequence.len.q) - 1;
+      BlockRange const all = block_range(call.problem.mask, m * shape.queries, last_row, sequence.len, shape.keys,
+                                         {call.page_unit, sequence.k_row});
+      for (int head = 0; head < groups; ++head) {
+        ++expected;
+        std::string const where = " of sequence " + std::to_string(b) + ", head " + std::to_string(head) +
+                                  ", query block " + std::to_string(m);
+        auto const found = tiles.find({b, head, m});
+        if (found == tiles.end()) { return "nobody takes the tile" + where; }
+        std::vector<int> visits(static_cast<std::size_t>(all.blocks()), 0);
+        for (Part const& part : found->second) {
+          if (part.begin < part.end && (part.begin < all.begin || part.end > all.end)) {
+            return "a part outside" + where;
+          }
+          for (int n = part.begin; n < part.end; ++n) { ++visits[static_cast<std::size_t>(n)]; }
+          if (part.slot < 0 && found->second.size() > 1) { return "a whole tile and more" + where; }
+          if (part.slot >= 0 && found->second.size() == 1) { return "a single part" + where; }
+        }
+        for (int const count : visits) {
+          if (count != 1) { return "a block is visited " + std::to_string(count) + " times" + where; }
+        }
+      }
+    }
+  }
+  return tiles.size() == expected ? "" : "tiles that do not exist";
+}
+
+std::string slot_fault(std::vector<Done> const& done) {
+  std::set<int> slots;
+  for (Done const& d : done) {
+    if (d.item.slot >= 0 && !slots.insert(d.item.slot).second) {
+      return "two parts share slot " + std::to_string(d.item.slot);
+    }
+  }
+  return "";
+}
+
+// What the combine kernel finds, against the slots that were written.
+std::string combine_fault(Call& call, KernelPlan const& kernel, std::map<TileName, std::vector<Part>> const& tiles) {
+  SplitCombineTask task;
+  task.schedule = schedule_of(call, kernel);
+  task.queries_per_slab = kSlabRows / call.plan.packed_heads;
+  task.slabs = kernel.tile.rows / kSlabRows;
+  task.candidates = static_cast<int>(call.plan.fixed_splits ? kernel.most_tiles : kernel.partial_slots / 2 - 1);
+  std::set<TileName> merged;
+  for (int i = 0; i < task.candidates; ++i) {
+    Sequence sequence{};
+    PartedTile const tile = find_parted_tile(task, call.sequences, sequence, i);
+    if (tile.place < 0) { continue; }
+    TileName const name{sequence.batch, tile.head, tile.m};
+    auto const found = tiles.find(name);
+    if (found == tiles.end()) { return "a tile is merged that nobody computed"; }
+    if (!merged.insert(name).second) { return "a tile is merged twice"; }
+    std::set<int> written;
+    for (Part const& part : found->second) { written.insert(part.slot); }
+    std::set<int> read;
+    for (int part = 0; part < tile.parts; ++part) { read.insert(tile.slot(part)); }
+    if (read != written || static_cast<int>(read.size()) != tile.parts) {
+      return "other slots are merged than written";
+    }
+  }
+  for (auto const& [name, parts] : tiles) {
+    if (parts.size() > 1 && !merged.contains(name)) { return "a tile in parts is not merged"; }
+  }
+  return "";
+}
+
+// Long tiles before short ones, to an eighth, in each class; all prefill tiles before decode.
+std::string order_fault(Call const& call, std::vector<Done> done) {
+  std::sort(done.begin(), done.end(), [](Done const& a, Done const& b) { return a.index < b.index; });
+  std::vector<ModelPlace> const places = model_places(schedule_kernel_of(call));
+  for (std::size_t i = 1; i < done.size(); ++i) {
+    auto const rank = [&](Done const& d) { return places[static_cast<std::size_t>(d.item.place)].rank(); };
+    if (rank(done[i]) < rank(done[i - 1])) { return "a longer tile comes later"; }
+    if (done[i].index == done[i - 1].index) { return "a tile was drawn twice"; }
+  }
+  return "";
+}
+
+struct Seen {
+  int by_units = 0, by_tiles = 0, fixed = 0, alike = 0, parted = 0, drawn = 0, two_kernels = 0;
+};
+
+// Units of the busiest CTA, over those of all.
+struct Load {
+  std::int64_t most = 0;
+  std::int64_t all = 0;
+};
+
+Load load_of(int ctas, std::vector<Done> const& done) {
+  std::vector<std::int64_t> units(static_cast<std::size_t>(ctas));
+  Load load;
+  for (Done const& d : done) {
+    std::int64_t& mine = units[static_cast<std::size_t>(d.cta)];
+    mine += d.item.last - d.item.first;
+    load.most = std::max(load.most, mine);
+    load.all += d.item.last - d.item.first;
+  }
+  return load;
+}
+
+// By units all CTAs get the same: exactly where each has one chunk, else to a small chunk if units take equally long.
+std::string share_fault(AttentionParams const& params, KernelPlan const& kernel, Random& random,
+                        std::map<TileName, std::vector<Part>> const& tiles, Seen& seen) {
+  Schedule const schedule(params.schedule);
+  Chunks const chunks = schedule.chunks();
+  bool const fixed = params.schedule.fixed_splits;
+  if (!fixed && 2 * std::int64_t{chunks.count} > kernel.partial_slots) {
+    return "more chunks than the plan has slots for";
+  }
+  for (int c = 0; c < chunks.count; ++c) {
+    int const begin = chunks.begin(c);
+    int const end = chunks.begin(c + 1);
+    if (begin >= end || chunks.of(begin) != c || chunks.of(end - 1) != c) { return "a chunk that is not one"; }
+  }
+  if (chunks.begin(chunks.count) != schedule.units()) { return "chunks do not hold all units"; }
+  std::vector<Done> done;
+  std::string const fault = run_kernel(params, kernel, random, Turn::kLeastLoaded, done);
+  if (!fault.empty()) { return fault; }
+  Load const load = load_of(params.schedule.ctas, done);
+  if (load.all != schedule.units()) { return "units are missing"; }
+  bool const drawn = chunks.count > params.schedule.ctas;
+  seen.drawn += drawn && !fixed;
+  std::int64_t const spare = drawn ? std::max(chunks.size, chunks.firsts > params.schedule.ctas ? 1 : chunks.first) : 0;
+  bool const bounded = params.schedule.max_splits >= 2;
+  int const mean = ceil_div(schedule.units(), params.schedule.ctas);
+  if (!bounded && load.most > std::max(mean, params.schedule.least_units) + spare) { return "a CTA has too much work"; }
+  for (auto const& [name, parts] : tiles) {
+    if (bounded && static_cast<int>(parts.size()) > params.schedule.max_splits) { return "too many parts"; }
+  }
+  return "";
+}
+
+std::string call_fault(Call& call, Random& random, Seen& seen) {
+  if (!call.plan.listed) { return ""; }
+  seen.two_kernels += call.plan.kernels.size() == 2;
+  seen.alike += !call.problem.ragged;
+  for (KernelPlan const& kernel : call.plan.kernels) {
+    AttentionParams const params = params_of(call, kernel);
+    Schedule const schedule(params.schedule);
+    if (schedule.tiles() > kernel.most_tiles || schedule.units() > kernel.most_units) {
+      return "over the plan's bounds";
+    }
+    std::vector<Done> done;
+    std::string fault = run_kernel(params, kernel, random, Turn::kRandom, done);
+    if (!fault.empty()) { return fault; }
+    auto const tiles = parts_of_tiles(done);
+    fault = coverage_fault(call, kernel, params, tiles);
+    if (fault.empty()) { fault = slot_fault(done); }
+    if (fault.empty() && kernel.may_split) { fault = combine_fault(call, kernel, tiles); }
+    bool const by_units = schedule.by_units();
+    bool const fixed = params.schedule.fixed_splits && by_units;
+    if (fault.empty() && by_units) { fault = share_fault(params, kernel, random, tiles, seen); }
+    if (fault.empty() && !by_units && call.problem.ragged) { fault = order_fault(call, done); }
+    if (!fault.empty()) { return fault; }
+    seen.by_units += by_units && !fixed;
+    seen.by_tiles += !by_units;
+    seen.fixed += fixed;
+    for (auto const& [name, parts] : tiles) { seen.parted += parts.size() > 1; }
+  }
+  return "";
+}
+
+// The key blocks of each part, by query block, of sequence `b`'s first head.
+std::map<int, std::vector<std::pair<int, int>>> cuts_of(Call& call, int b, Random& random) {
+  std::map<int, std::vector<std::pair<int, int>>> cuts;
+  for (KernelPlan const& kernel : call.plan.kernels) {
+    std::vector<Done> done;
+    AttentionParams const params = params_of(call, kernel);
+    REQUIRE(run_kernel(params, kernel, random, Turn::kRandom, done) == "");
+    for (auto const& [name, parts] : parts_of_tiles(done)) {
+      auto const [sequence, head, m] = name;
+      if (sequence != b || head != 0) { continue; }
+      for (Part const& part : parts) { cuts[m].emplace_back(part.begin, part.end); }
+    }
+  }
+  return cuts;
+}
+
+}  // namespace
+
+TEST_CASE("schedule: random calls compute every key block of every query block once and merge what was cut") {
+  Random random(1);
+  Seen seen;
+  for (int i = 0; i < 1500; ++i) {
+    Request const request = random_request(random);
+    CAPTURE(i);
+    CAPTURE(text_of(request));
+    Call call;
+    make_call(request, call);
+    REQUIRE(call_fault(call, random, seen) == "");
+  }
+  // All paths were taken.
+  CHECK(seen.by_units > 50);
+  CHECK(seen.by_tiles > 50);
+  CHECK(seen.fixed > 50);
+  CHECK(seen.alike > 20);
+  CHECK(seen.drawn > 20);
+  CHECK(seen.two_kernels > 50);
+  CHECK(seen.parted > 1000);
+}
+
+TEST_CASE("schedule: fixed splits of a sequence follow from the sequence alone") {
+  Random random(2);
+  int parts = 0;
+  for (int i = 0; i < 200; ++i) {
+    Request request = random_request(random);
+    request.options.batch_invariant = true;
+    if (request.alike) { continue; }
+    if (request.lengths.size() > 40) { request.lengths.resize(40); }
+    int const b = pick(random, 0, static_cast<int>(request.lengths.size()) - 1);
+    int const keys = pick(random, 1, 20'000);
+    request.lengths[static_cast<std::size_t>(b)] = {pick(random, 1, 40), keys};
+    CAPTURE(text_of(request));
+    Call call;
+    make_call(request, call);
+    Request alone = request;
+    alone.lengths = {request.lengths[static_cast<std::size_t>(b)]};
+    alone.sm_count = pick(random, 1, 200);
+    alone.options.num_splits = pick(random, 0, 256);
+    alone.packed_q = !request.packed_q;
+    alone.slack = pick(random, 0, 5000);
+    Call other;
+    make_call(alone, other);
+    auto const cuts = cuts_of(call, b, random);
+    REQUIRE(cuts == cuts_of(other, 0, random));
+    for (auto const& [m, ranges] : cuts) { parts += ranges.size() > 1; }
+  }
+  CHECK(parts > 40);
+}
+
+TEST_CASE("schedule: damaged metadata leads to no place outside, no slot outside and an end") {
+  Random random(3);
+  std::int64_t items = 0;
+  for (int i = 0; i < 600; ++i) {
+    Request request = random_request(random);
+    request.alike = false;
+    if (request.lengths.size() > 64) { request.lengths.resize(64); }
+    CAPTURE(i);
+    CAPTURE(text_of(request));
+    Call call;
+    make_call(request, call);
+    int const kind = pick(random, 0, 3);
+    for (std::size_t at = 0; at < call.metadata.size(); ++at) {
+      int const noise = static_cast<int>(random());
+      if (kind == 0) { call.metadata[at] = noise; }
+      if (kind == 1) { call.metadata[at] = pick(random, -3, 200); }
+      if (kind == 2 && pick(random, 0, 9) == 0) { call.metadata[at] = noise >> pick(random, 0, 31); }
+      if (kind == 3 && pick(random, 0, 9) == 0) { call.metadata[at] += pick(random, -2, 2); }
+    }
+    for (KernelPlan const& kernel : call.plan.kernels) {
+      AttentionParams const params = params_of(call, kernel);
+      // Bounds of what the kernels may take; far larger bounds only take longer.
+      if (kernel.most_units > 200'000) { continue; }
+      std::vector<Done> done;
+      std::string const fault = run_kernel(params, kernel, random, Turn::kRandom, done);
+      REQUIRE((fault.empty() || fault == "a counter is not back at 0"));
+      for (Done const& d : done) {
+        ++items;
+        Sequence const& sequence = d.work.sequence;
+        REQUIRE((sequence.batch >= 0 && sequence.batch < call.problem.batch));
+        REQUIRE(d.work.queries.last < sequence.len.q);
+        BlockRange const& range = d.work.range;
+        REQUIRE((range.begin >= 0 && range.begin <= range.full_begin && range.full_begin <= range.full_end &&
+                 range.full_end <= range.end));
+        REQUIRE((range.origin + range.begin * kernel.tile.keys < sequence.len.k || range.empty()));
+      }
+      if (!kernel.may_split) { continue; }
+      SplitCombineTask task;
+      task.schedule = params.schedule;
+      task.queries_per_slab = params.packing.queries_per_slab;
+      task.slabs = kernel.tile.rows / kSlabRows;
+      auto const candidates = call.plan.fixed_splits ? kernel.most_tiles : kernel.partial_slots / 2 - 1;
+      for (int candidate = 0; candidate < candidates; ++candidate) {
+        Sequence sequence{};
+        PartedTile const tile = find_parted_tile(task, call.sequences, sequence, candidate);
+        if (tile.place < 0) { continue; }
+        REQUIRE((tile.place < call.problem.batch && tile.parts >= 1));
+        REQUIRE((tile.head >= 0 && tile.head < params.schedule.head_groups));
+        REQUIRE((tile.m >= 0 && tile.m * task.queries_per_slab * task.slabs < sequence.len.q));
+        for (int part : {0, tile.parts - 1}) {
+          REQUIRE((tile.slot(part) >= 0 && tile.slot(part) < kernel.partial_slots));
+        }
+      }
+    }
+  }
+  CHECK(items > 10'000);
+}
+
+TEST_CASE("schedule: more units than can be counted are taken as whole tiles") {
+  // Keys that all sequences share can be as many as these.
+  Request request;
+  request.heads_q = request.heads_k = 64;
+  request.lengths.assign(1 << 11, SeqlenQK{1, 1 << 20});
+  Call call;
+  make_call(request, call);
+  KernelPlan const& kernel = call.plan.kernels.back();
+  REQUIRE(kernel.family == KernelFamily::kDecode);
+  CHECK(kernel.may_split);
+  ScheduleParams const params = schedule_of(call, kernel);
+  CHECK_FALSE(Schedule(params).by_units());
+  CHECK(Schedule(params).tiles() == 64 << 11);
+
+  request.alike = true;
+  request.options.num_splits = 0;
+  Call dense;
+  make_call(request, dense);
+  CHECK_FALSE((dense.plan.listed && dense.plan.kernels.back().may_split));
+}
+
+TEST_CASE("find_place: the first place whose sum is greater, past those that add nothing") {
+  Random random(4);
+  for (int i = 0; i < 2000; ++i) {
+    std::vector<int> until;
+    int sum = 0;
+    int const count = pick(random, 0, i % 10 == 0 ? 5000 : 100);
+    for (int p = 0; p < count; ++p) { until.push_back(sum += pick(random, 0, 1) * pick(random, 0, 4)); }
+    int const begin = pick(random, 0, count);
+    int const x = pick(random, -1, sum + 1);
+    int expected = begin;
+    while (expected < count && until[static_cast<std::size_t>(expected)] <= x) { ++expected; }
+    REQUIRE(find_place(begin, count, x, [&](int p) {
+              REQUIRE((p >= begin && p < count));
+              return until[static_cast<std::size_t>(p)];
+            }) == expected);
+  }
+}
+
+TEST_CASE("part_of: parts of a range are disjoint, cover it, and keep which blocks need no mask") {
+  Random random(5);
+  for (int i = 0; i < 20'000; ++i) {
+    int const end = pick(random, 0, 60);
+    int const full_begin = pick(random, 0, end);
+    int const full_end = pick(random, full_begin, end);
+    BlockRange const range{3, 0, full_begin, full_end, end, {3, 3 + 16 * end}};
+    int const parts = pick(random, 1, 70);
+    int next = 0;
+    int plain = 0;
+    for (int first = 0; first < parts;) {
+      int const last = pick(random, first + 1, parts);
+      BlockRange const part = part_of(range, first, last, parts);
+      first = last;
+      if (part.empty()) { continue; }
+      REQUIRE(part.begin == next);
+      REQUIRE(part.origin == range.origin);
+      REQUIRE((part.begin <= part.full_begin && part.full_begin <= part.full_end && part.full_end <= part.end));
+      plain += part.full_end - part.full_begin;
+      next = part.end;
+    }
+    REQUIRE(next == end);
+    REQUIRE(plain == full_end - full_begin);
+  }
+  constexpr int kMany = 1 << 23;  // blocks of the longest sequence
+  BlockRange const longest{0, 0, 0, kMany, kMany, {0, kMany * 64}};
+  CHECK(part_of(longest, kMany - 1, kMany, kMany).begin == kMany - 1);
+}
+
+TEST_CASE("sequence_at: lengths, offsets and places as the public names say") {
+  std::vector<int> const cu_q{0, 3, 3, 10};
+  std::vector<int> const cu_k{0, 5, 20, 40};
+  std::vector<int> const used{4, 9, 30};
+  SequenceParams p;
+  p.batch = 3;
+  p.seqlen_q = 10;
+  p.capacity_k = p.seqused_k_all = 40;
+  CHECK(sequence_at(p, 2).q_batch == 2);
+  CHECK(sequence_at(p, 2).len.q == 10);
+  CHECK(sequence_at(p, 2).len.k == 40);
+  p.cu_seqlens_q = cu_q.data();
+  CHECK(sequence_at(p, 1).len.q == 0);
+  CHECK(sequence_at(p, 2).q_batch == 0);
+  CHECK(sequence_at(p, 2).q_row == 3);
+  CHECK(sequence_at(p, 2).len.q == 7);
+  p.cu_seqlens_k = cu_k.data();
+  CHECK(sequence_at(p, 1).k_row == 5);
+  CHECK(sequence_at(p, 1).len.k == 15);
+  CHECK(sequence_at(p, 1).k_batch == 0);
+  p.seqused_k = used.data();
+  CHECK(sequence_at(p, 1).len.k == 9);
+  p.seqlen_k_new = 2;
+  CHECK(sequence_at(p, 1).len.k == 11);
+  CHECK(sequence_at(p, 1).len.k_total == 11);
+  p.cu_seqlens_k = nullptr;
+  std::vector<int> const pad{0, 4, 50};
+  p.cache_leftpad = pad.data();
+  CHECK(sequence_at(p, 1).k_row == 4);
+  CHECK(sequence_at(p, 1).k_memory == 36);
+  CHECK(sequence_at(p, 1).len.k == 7);
+  CHECK(sequence_at(p, 2).len.k == 0);
+  std::vector<int> const places{1, 0, 7};
+  p.cache_batch_idx = places.data();
+  p.cache_batches = 2;
+  CHECK(sequence_at(p, 0).k_batch == 1);
+  CHECK(sequence_at(p, 0).len.k == 6);
+  CHECK(sequence_at(p, 2).len.k == 0);
+  std::vector<int> const total{100, 200, 300};
+  p.cp_tot_seqused_k = total.data();
+  CHECK(sequence_at(p, 0).len.k_total == 100);
+  CHECK(sequence_at(p, 0).len.k == 6);
+}
+
+TEST_CASE("sequence_at: whatever the tensors hold, rows stay inside the memory there is") {
+  Random random(6);
+  for (int i = 0; i < 20'000; ++i) {
+    int const batch = pick(random, 1, 4);
+    std::vector<std::vector<int>> tensors(8, std::vector<int>(static_cast<std::size_t>(batch) + 1));
+    for (auto& tensor : tensors) {
+      int const bits = pick(random, 0, 31);
+      for (int& value : tensor) { value = static_cast<int>(random()) >> bits; }
+    }
+    auto const maybe = [&](std::size_t which) { return pick(random, 0, 1) == 0 ? nullptr : tensors[which].data(); };
+    SequenceParams p;
+    p.cu_seqlens_q = maybe(0);
+    p.cu_seqlens_k = maybe(1);
+    p.seqused_q = maybe(2);
+    p.seqused_k = maybe(3);
+    p.cu_seqlens_k_new = maybe(4);
+    p.cache_batch_idx = maybe(5);
+    p.cache_leftpad = maybe(6);
+    p.cp_tot_seqused_k = maybe(7);
+    p.batch = batch;
+    p.seqlen_q = pick(random, 0, 100);
+    p.capacity_k = pick(random, 0, 1) == 0 ? pick(random, 0, 100) : 1 << 29;
+    p.seqused_k_all = pick(random, 0, p.capacity_k);
+    p.seqlen_k_new = pick(random, 0, 1) * pick(random, 0, 1 << 29);
+    p.cache_batches = pick(random, 0, 3);
+    Sequence const s = sequence_at(p, pick(random, 0, batch - 1));
+    REQUIRE((s.q_row >= 0 && s.len.q >= 0 && s.q_row + s.len.q <= p.seqlen_q));
+    REQUIRE((s.k_row >= 0 && s.len.k >= 0 && s.k_memory >= s.len.k && s.k_row + s.k_memory == p.capacity_k));
+    REQUIRE((s.len.k_total >= 0 && s.len.k_total <= 1 << 29));
+    REQUIRE((p.cache_batch_idx == nullptr || s.len.k == 0 || (s.k_batch >= 0 && s.k_batch < p.cache_batches)));
+  }
+}
+
+}  // namespace hopper_attention
