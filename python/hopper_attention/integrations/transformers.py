@@ -46,8 +46,8 @@ def _provide_functions() -> None:
     """Has transformers find the functions of CONTINUOUS_BATCHING_NAME here instead of on its hub."""
     from transformers import modeling_flash_attention_utils as utils
 
-    original = utils._lazy_imports
-    if getattr(original, "knows_hopper_attention", False):
+    original = getattr(utils, "_lazy_imports", None)
+    if original is None or getattr(original, "knows_hopper_attention", False):
         return
 
     def lazy_imports(implementation, *args, **kwargs):
@@ -138,7 +138,7 @@ def mask(
 
     q_length, kv_length, q_offset, kv_offset: queries and keys of this step and the positions of the first ones.
     attention_mask (B, tokens so far) bool or None. cache_position: how transformers before 5 gives the first two.
-    Reads one number from the device, except while torch traces; padding must be on the left then.
+    Reads the device once, and once more for a static cache; not while torch traces, padding must be on the left then.
 
     Raises NotImplementedError for a mask_function other than causal, bidirectional, sliding window or packed.
     """
@@ -163,9 +163,10 @@ def mask(
     if tracing:
         ends = torch.zeros_like(first) + end
         return torch.stack([first, ends]).to(torch.int32)[:, :, None, None]
-    if bool(valid.all()):
+    whole, without_holes = torch.stack([valid.all(), (valid.sum(dim=1) == end - first).all()]).tolist()
+    if whole:
         return None
-    if bool((valid.sum(dim=1) == end - first).all()):
+    if without_holes:
         return torch.stack([first, torch.full_like(first, end)]).to(torch.int32)[:, :, None, None]
     return valid[:, None, None, :end]
 

@@ -10,6 +10,7 @@ import timeit
 import pytest
 
 torch = pytest.importorskip("torch")
+import torch.fx.experimental.proxy_tensor  # noqa: E402
 
 import hopper_attention  # noqa: E402
 from hopper_attention import interface, torch_ops  # noqa: E402
@@ -152,6 +153,19 @@ def test_tensors_that_require_grad_are_refused():
         pytest.raises(NotImplementedError, match="^k: requires grad"),
     ):
         hopper_attention.flash_attn_func(q, k.clone().requires_grad_(), v)
+
+
+def test_transforms():
+    """vmap loops over the operator, make_fx records it, grad is refused."""
+    q, k, v = SAMPLES[0].args
+    more = [torch.stack([x, x + 1]) for x in (q, k, v)]
+    mapped = torch.func.vmap(hopper_attention.flash_attn_func)(*more)
+    for i in range(2):
+        assert torch.equal(mapped[i], hopper_attention.flash_attn_func(*(x[i] for x in more)))
+    graph = torch.fx.experimental.proxy_tensor.make_fx(hopper_attention.flash_attn_func)(q, k, v)
+    assert operator("fwd") in [node.target for node in graph.graph.nodes]
+    with pytest.raises(NotImplementedError, match="^q: requires grad"):
+        torch.func.grad(lambda x: hopper_attention.flash_attn_func(x, k, v).sum())(q)
 
 
 @pytest.mark.parametrize(
