@@ -37,6 +37,23 @@ Problem problem(int batch, int seqlen_q, int seqlen_k, int heads_q, int heads_k,
                       {.causal = causal});
 }
 
+// Sequences whose lengths are on the device, 32 heads of q for 8 of k and v.
+Problem ragged(int longest_q, int longest_k, int head_dim, int batch = 5) {
+  Tensor given;
+  static int lengths = 0;
+  given.data = &lengths;
+  given.rank = 1;
+  return make_problem({.dtype = DataType::kBFloat16,
+                       .batch = batch,
+                       .seqlen_q = longest_q,
+                       .seqlen_k = longest_k,
+                       .heads_q = 32,
+                       .heads_k = 8,
+                       .head_dim = head_dim,
+                       .head_dim_v = head_dim},
+                      {.seqused_k = given});
+}
+
 bool explains(Plan const& plan, std::string const& text) { return plan.explain().find(text) != std::string::npos; }
 
 // The busiest block's share of the causal work over the mean, for the schedule that this plan asks for.
@@ -177,7 +194,7 @@ TEST_CASE("plan: heads are packed where tiles would be mostly idle, and only the
                        {"8 heads, 16 queries: one tile instead of 8", 16, 8, 1, 8},
                        {"a ratio that does not divide 64", 8, 40, 8, 5},
                        {"the largest ratio that a slab holds", 1, 64, 1, 64},
-                       {"more heads than rows of a slab", 1, 130, 2, 1},
+                       {"more heads than rows of a slab: 13 of 65 divide them", 1, 130, 2, 13},
                        {"no heads to pack", 1, 8, 8, 1},
                        {"one query past a tile: 2 tiles a head, packed 5 for 4 heads", rows + 1, 32, 8, 4},
                        {"a full tile of queries has no idle rows", rows, 32, 8, 1},
@@ -267,9 +284,12 @@ TEST_CASE("plan: nothing runs for an output without elements, and it says so") {
 }
 
 TEST_CASE("plan: without keys the kernel still runs, since it writes zeros and -inf") {
-  Plan const made = plan(problem(2, 5, 0, 2, 2, 64), card(132));
-  CHECK(made.kernel == KernelFamily::kPrefill);
-  CHECK(made.ctas == 4);
+  Plan const few = plan(problem(2, 5, 0, 2, 2, 64), card(132));
+  CHECK(few.kernel == KernelFamily::kDecode);
+  CHECK(few.ctas == 4);
+  Plan const many = plan(problem(2, 100, 0, 2, 2, 64), card(132));
+  CHECK(many.kernel == KernelFamily::kPrefill);
+  CHECK(many.ctas == 4);
 }
 
 TEST_CASE("plan: does not depend on the batch, the SM count or sm_margin where bits depend on it") {
@@ -332,7 +352,104 @@ TEST_CASE("plan_with: a forced choice replaces the plan's own and is named as fo
   CHECK(plan_with(p, card(132), {}).reasons == plan(p, card(132)).reasons);
   CHECK_THROWS_AS(plan_with(p, card(132), {.tile = {.rows = 7}}), InvalidArgument);
   CHECK_THROWS_AS(plan_with(p, card(132), {.packed_heads = 3}), InvalidArgument);
-  CHECK_THROWS_AS(plan_with(p, card(132), {.num_splits = 2}), InvalidArgument);
+  Plan const split = plan_with(p, card(132), {.num_splits = 2});
+  CHECK((split.forces_splits && split.max_splits == 2));
+}
+
+TEST_CASE("plan: lengths on the device ask for the kernels of both classes, or for one where no other can be needed") {
+  struct Case {
+    char const* why;
+    int seqlen_q;
+    std::int64_t num_splits;
+    bool batch_invariant;
+    std::vector<KernelFamily> families;
+    std::vector<bool> may_split;
+  };
+  using enum KernelFamily;
+  for (Case const& c : {Case{"both classes", 1000, 0, false, {kPrefill, kDecode}, {true, true}},
+                        Case{"at most one query", 1, 0, false, {kDecode}, {true}},
+                        Case{"as many queries as a slab holds", 16, 0, false, {kDecode}, {true}},
+                        Case{"one query more", 17, 0, false, {kPrefill, kDecode}, {true, true}},
+                        Case{"one part: the large tiles do for all", 1000, 1, false, {kPrefill}, {false}},
+                        Case{"one part and few queries", 16, 1, false, {kDecode}, {false}},
+                        Case{"batch invariance splits few queries", 1000, 1, true, {kPrefill, kDecode}, {false, true}},
+                        Case{"batch invariance, few queries", 1, 7, true, {kDecode}, {true}}}) {
+    CAPTURE(c.why);
+    Problem p = ragged(c.seqlen_q, 4096, 128);
+    p.num_splits = static_cast<int>(c.num_splits);
+    p.batch_invariant = c.batch_invariant;
+    Plan const made = plan(p, card(132));
+    CHECK((made.listed && made.makes_schedule));
+    CHECK(made.fixed_splits == c.batch_invariant);
+    CHECK(made.packed_heads == 4);
+    std::vector<KernelFamily> families;
+    std::vector<bool> may_split;
+    for (KernelPlan const& kernel : made.kernels) {
+      families.push_back(kernel.family);
+      may_split.push_back(kernel.may_split);
+      CHECK(kernel.ctas <= 132 * kernel.tile.per_sm);
+      CHECK(kernel.threads == (kernel.tile.rows / 64 + 1) * 128);
+    }
+    CHECK(families == c.families);
+    CHECK(may_split == c.may_split);
+    CHECK((made.num_splits > 1) == (std::find(may_split.begin(), may_split.end(), true) != may_split.end()));
+    p.has_metadata = true;
+    Plan const given = plan(p, card(132));
+    CHECK_FALSE(given.makes_schedule);
+    CHECK(given.workspace_bytes < made.workspace_bytes);
+    CHECK(given.kernels.size() == made.kernels.size());
+  }
+}
+
+TEST_CASE("plan: tiles of a ragged call follow from the head dims and the class alone") {
+  for (int const head_dim : {64, 96, 128, 192, 256}) {
+    for (int const seqlen_q : {1, 17, 500, 100'000}) {
+      for (int const seqlen_k : {1, 3000, 1 << 20}) {
+        for (bool const batch_invariant : {false, true}) {
+          Problem p = ragged(seqlen_q, seqlen_k, head_dim);
+          p.num_splits = 0;
+          p.batch_invariant = batch_invariant;
+          p.mask.left = seqlen_k / 2;
+          for (KernelPlan const& kernel : plan(p, card(114)).kernels) {
+            TileUse const use = kernel.family == KernelFamily::kDecode ? TileUse::kDecode : TileUse::kRagged;
+            CHECK(kernel.tile == find_tile(head_dim, head_dim, use)->tile);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("plan: the workspace is bounded by SMs and tiles, whatever the batch, the lengths and num_splits") {
+  std::int64_t largest = 0;
+  for (int const head_dim : {8, 64, 96, 128, 192, 256}) {
+    for (int const batch : {1, 200, 4096}) {
+      for (int const seqlen_q : {1, 100, 1 << 17}) {
+        for (int const num_splits : {0, 1, 2, 7, 256}) {
+          Problem p = ragged(seqlen_q, 1 << 20, head_dim, batch);
+          p.num_splits = num_splits;
+          Plan const made = plan(p, card(132));
+          std::int64_t const schedule = made.makes_schedule ? 4 * schedule_size(batch) + 256 : 0;
+          CHECK(made.workspace_bytes <= (std::int64_t{64} << 20) + schedule);
+          largest = std::max(largest, made.workspace_bytes);
+          Problem dense = problem(std::min(batch, 64), seqlen_q, 1 << 20, 32, 8, head_dim);
+          dense.num_splits = num_splits;
+          CHECK(plan(dense, card(132)).workspace_bytes <= std::int64_t{64} << 20);
+        }
+      }
+    }
+  }
+  CHECK(largest > std::int64_t{16} << 20);
+}
+
+TEST_CASE("plan: batch invariance has room for every split of the sequences with few queries, and for no other") {
+  Problem p = ragged(8192, 8192, 128, 8);
+  p.batch_invariant = true;
+  Plan const made = plan(p, card(132));
+  KernelPlan const& decode = made.kernels.at(1);
+  CHECK(decode.most_tiles == 8 * 8);
+  CHECK(decode.partial_slots == 8 * 8 * 5);  // 2048 keys each, and one more where a page does not begin a block
+  CHECK(made.kernels.at(0).partial_slots == 0);
 }
 
 TEST_CASE("device_info: cards by name; an unknown one is refused with the known ones") {

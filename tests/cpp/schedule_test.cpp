@@ -641,6 +641,7 @@ TEST_CASE("schedule: more units than can be counted are taken as whole tiles") {
   // Keys that all sequences share can be as many as these.
   Request request;
   request.heads_q = request.heads_k = 64;
+  request.options.num_splits = 0;
   request.lengths.assign(1 << 11, SeqlenQK{1, 1 << 20});
   Call call;
   make_call(request, call);
@@ -652,7 +653,6 @@ TEST_CASE("schedule: more units than can be counted are taken as whole tiles") {
   CHECK(Schedule(params).tiles() == 64 << 11);
 
   request.alike = true;
-  request.options.num_splits = 0;
   Call dense;
   make_call(request, dense);
   CHECK_FALSE((dense.plan.listed && dense.plan.kernels.back().may_split));
