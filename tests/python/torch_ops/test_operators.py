@@ -10,7 +10,8 @@ import timeit
 import pytest
 
 torch = pytest.importorskip("torch")
-import torch.fx.experimental.proxy_tensor  # noqa: E402
+
+from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 
 import hopper_attention  # noqa: E402
 from hopper_attention import interface, torch_ops  # noqa: E402
@@ -162,7 +163,7 @@ def test_transforms():
     mapped = torch.func.vmap(hopper_attention.flash_attn_func)(*more)
     for i in range(2):
         assert torch.equal(mapped[i], hopper_attention.flash_attn_func(*(x[i] for x in more)))
-    graph = torch.fx.experimental.proxy_tensor.make_fx(hopper_attention.flash_attn_func)(q, k, v)
+    graph = make_fx(lambda q, k, v: hopper_attention.flash_attn_func(q, k, v))(q, k, v)
     assert operator("fwd") in [node.target for node in graph.graph.nodes]
     with pytest.raises(NotImplementedError, match="^q: requires grad"):
         torch.func.grad(lambda x: hopper_attention.flash_attn_func(x, k, v).sum())(q)
