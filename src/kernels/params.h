@@ -15,13 +15,25 @@
 
 namespace hopper_attention {
 
+// K or V in pages, for kernels that gather rows: strides in elements.
+struct RowSource {
+  void const* data = nullptr;
+  std::int64_t stride_page = 0, stride_row = 0, stride_head = 0;
+  int head_dim = 0;  // of the tensor: at most the tile's
+};
+
 // Pages of K and V. Without a table, a block is one box of the sequence's own memory.
 struct PageParams {
   int const* table = nullptr;  // (batch, width)
   std::int64_t stride = 0;     // of a sequence's row
   int width = 0;               // pages of a sequence
   FastDivmod size;             // keys of a page
+  int pages = 0;               // that exist
   int box_keys = 0;            // keys that one TMA box brings: a divisor of the page size and of the tile's keys
+  RowSource k, v;
+
+  // Boxes of one row are not brought by TMA.
+  HA_HOST_DEVICE constexpr bool gathered() const { return table != nullptr && box_keys == 1; }
 };
 
 struct LoadParams {

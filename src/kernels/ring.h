@@ -25,6 +25,11 @@ __device__ __forceinline__ void wait_barrier(uint64_t& barrier, uint32_t phase) 
   cutlass::arch::ClusterBarrier::wait(&barrier, phase);
 }
 
+// Whether wait_barrier() would return at once.
+__device__ __forceinline__ bool test_barrier(uint64_t& barrier, uint32_t phase) {
+  return cutlass::arch::ClusterBarrier::test_wait(&barrier, phase, true);
+}
+
 __device__ __forceinline__ void arrive_barrier(uint64_t& barrier) { cutlass::arch::ClusterBarrier::arrive(&barrier); }
 
 __device__ __forceinline__ void expect_bytes(uint64_t& barrier, uint32_t bytes) {

@@ -12,6 +12,14 @@ inline constexpr int kSlabRows = 64;  // query rows of one consumer warpgroup
 // A tile is stored as column slabs as wide as the shared-memory swizzle: 64 columns (128 bytes) or 32 (64 bytes).
 constexpr int slab_columns(int head_dim) { return head_dim % 64 == 0 ? 64 : 32; }
 
+// 16 bytes of a slab's row are the unit of the swizzle.
+inline constexpr int kPieceBytes = 16;
+
+// Where the swizzle puts piece `piece` of row `row`, among the row's own 8 pieces (slabs of 64 columns) or 4.
+HA_HOST_DEVICE constexpr int swizzled_piece(int row, int piece, int pieces) {
+  return piece ^ (row * pieces / 8 % pieces);
+}
+
 // How the query heads of one K/V head share a 64-row slab: row = query * heads + head.
 struct Packing {
   FastDivmod heads;                  // query heads of a group; 1 is off

@@ -3,6 +3,7 @@
 
 #include "kernels/cute.h"
 
+#include "kernels/page_ids.h"
 #include "kernels/params.h"
 #include "kernels/ring.h"
 #include "kernels/tile_geometry.h"
@@ -46,12 +47,12 @@ struct TmaLoader {
   // Keys one block ahead of values, so that S of block n - 1 starts under P V of block n. All lanes of a warp.
   __device__ __forceinline__ void load_keys_values(TileWork const& work, State& write) const {
     BlockRange const range = work.range;
-    Pages current = find_pages(work, range.end - 1);
-    Pages next = find_pages(work, range.end - 2);
+    Pages current = pages_of(work, range.end - 1);
+    Pages next = pages_of(work, range.end - 2);
     load_k(work, range.end - 1, current, write);
     ++write;
     for (int n = range.end - 1; n > range.begin; --n) {
-      Pages const ahead = find_pages(work, n - 2);  // long before they are needed
+      Pages const ahead = pages_of(work, n - 2);  // long before they are needed
       load_k(work, n - 1, next, write);
       ++write;
       load_v(work, n, current, write);
@@ -66,6 +67,7 @@ struct TmaLoader {
   // Zeroes the rows of V outside the keys that the tile sees: their probabilities are 0, but 0 x NaN is NaN. Called by
   // one warp, which walks the ring beside the loading warp.
   __device__ __forceinline__ void hide_values(TileWork const& work, State& read, uint32_t& landed_phases) const {
+    if (gathered()) { return; }  // without those rows
     BlockRange const range = work.range;
     ++read;  // K of the last block
     for (int n = range.end - 1; n >= range.begin; --n) {
@@ -85,27 +87,15 @@ struct TmaLoader {
   }
 
  private:
-  // Pages of the boxes of one block that this lane brings: box lane, lane + 32, ...
-  struct Pages {
-    int id[ceil_div(Traits::kKeys, 32)];
-  };
+  using Pages = BlockPages<Traits::kKeys>;
 
-  __device__ __forceinline__ bool paged() const { return Traits::kPages && params.pages.table != nullptr; }
+  __device__ __forceinline__ bool paged() const { return Traits::kScheduled && params.pages.table != nullptr; }
 
-  // A page that does not exist is -1, or whatever the table says: TMA delivers zeros for it.
-  __device__ __forceinline__ Pages find_pages(TileWork const& work, int n) const {
-    Pages pages;
-    PageParams const& p = params.pages;
-    CUTE_UNROLL
-    for (int i = 0; i < ceil_div(Traits::kKeys, 32); ++i) {
-      int const box = (i * 32 + lane) * p.box_keys;
-      pages.id[i] = -1;
-      if (paged() && n >= work.range.begin && box < Traits::kKeys) {
-        int const index = p.size.quotient(work.sequence.k_row + work.first_key(n, Traits::kKeys) + box);
-        if (index < p.width) { pages.id[i] = p.table[work.sequence.batch * p.stride + index]; }
-      }
-    }
-    return pages;
+  __device__ __forceinline__ bool gathered() const { return Traits::kScheduled && params.pages.gathered(); }
+
+  // TMA delivers zeros for a page that does not exist.
+  __device__ __forceinline__ Pages pages_of(TileWork const& work, int n) const {
+    return paged() ? find_pages<Traits::kKeys>(params.pages, work, n, lane) : Pages{};
   }
 
   // Idle rows of a packed slab are not written; boxes of the tensor map hold whole queries.

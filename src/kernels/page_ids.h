@@ -1,0 +1,38 @@
+// Which pages hold the keys of a block: entries of the page table, spread over the lanes of a warp.
+#pragma once
+
+#include "kernels/cute.h"
+
+#include "kernels/params.h"
+#include "kernels/tile_work.h"
+
+namespace hopper_attention {
+
+using namespace cute;
+
+// Pages of the boxes of one block that this lane brings: box lane, lane + 32, ...
+template <int kKeys>
+struct BlockPages {
+  int id[ceil_div(kKeys, 32)];
+};
+
+// -1 where the tile sees no key of a box or the table has no entry; other entries are what the table says, which need
+// not be a page that exists. Called for blocks before the first one, too.
+template <int kKeys>
+__device__ __forceinline__ BlockPages<kKeys> find_pages(PageParams const& p, TileWork const& work, int n, int lane) {
+  BlockPages<kKeys> pages;
+  CUTE_UNROLL
+  for (int i = 0; i < ceil_div(kKeys, 32); ++i) {
+    int const box = (i * 32 + lane) * p.box_keys;
+    int const key = work.first_key(n, kKeys) + box;
+    KeyInterval const seen = work.range.keys;
+    pages.id[i] = -1;
+    if (n >= work.range.begin && box < kKeys && key < seen.end && key + p.box_keys > seen.begin) {
+      int const index = p.size.quotient(work.sequence.k_row + key);
+      if (index < p.width) { pages.id[i] = p.table[work.sequence.batch * p.stride + index]; }
+    }
+  }
+  return pages;
+}
+
+}  // namespace hopper_attention
