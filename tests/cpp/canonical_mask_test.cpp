@@ -35,6 +35,25 @@ TEST_CASE("validate: masks that mean the same become the same") {
   CHECK(mask(9, 7, {.causal = true, .attention_chunk = 7}) == MaskParams{.right = 0});
 }
 
+TEST_CASE("make_problem: where lengths are on the device, no bound on them changes the mask") {
+  int lengths = 0;
+  Tensor given;
+  given.rank = 1;
+  given.data = &lengths;
+  auto const mask = [&](std::int64_t longest, Arguments options) {
+    options.seqused_k = given;
+    return make_problem({DataType::kBFloat16, 2, longest, longest, 1, 1, 64, 64}, options).mask;
+  };
+  for (std::int64_t const longest : {1, 7, 100'000}) {
+    CHECK(mask(longest, {.causal = true}) == MaskParams{.right = 0});
+    CHECK(mask(longest, {.window_left = 6, .window_right = 4}) == MaskParams{.left = 6, .right = 4});
+    CHECK(mask(longest, {.attention_chunk = 7}) == MaskParams{.chunk = 7});
+    CHECK(mask(longest, {.causal = true, .attention_chunk = 100}) == MaskParams{.right = 0, .chunk = 100});
+    CHECK(mask(longest, {.window_left = std::int64_t{1} << 62}) == MaskParams{});
+  }
+  CHECK(mask(5, {.cp_world_size = 4, .cp_rank = 3}) == MaskParams{.cp_world = 4, .cp_rank = 3});
+}
+
 TEST_CASE("validate: the canonical mask shows every query the same keys as what was asked") {
   std::mt19937 random(4);
   auto const pick = [&random](int low, int high) { return std::uniform_int_distribution<int>(low, high)(random); };

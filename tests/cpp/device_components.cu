@@ -1,6 +1,7 @@
-// The facts that host and device derive by the same code must be the same facts: masks, block ranges, division and the
-// order of tiles, computed by a kernel and by the host. Exits with 77, which ctest takes for skipped, where there is no
-// GPU.
+// The facts that host and device derive by the same code must be the same facts: masks, block ranges, division, the
+// order of tiles, lengths of sequences and the items of a schedule, computed by a kernel and by the host. And the
+// kernel that makes the schedule must write what a plain loop writes. Exits with 77, which ctest takes for skipped,
+// where there is no GPU.
 #include <cuda_runtime.h>
 
 #include <cstdio>
@@ -11,7 +12,10 @@
 
 #include "kernels/block_range.h"
 #include "kernels/fast_divmod.h"
+#include "kernels/schedule_kernel.h"
 #include "kernels/tile_scheduler.h"
+#include "kernels/work_source.h"
+#include "schedule_model.h"
 
 namespace hopper_attention {
 namespace {
@@ -73,12 +77,147 @@ void check(cudaError_t error, char const* what) {
   std::exit(1);
 }
 
+// A copy of `host` on the device, freed at the end.
+template <class T>
+class OnDevice {
+ public:
+  explicit OnDevice(std::vector<T> const& host) : size_(host.size()) {
+    check(cudaMalloc(&data_, size_ * sizeof(T) + 1), "cudaMalloc");
+    check(cudaMemcpy(data_, host.data(), size_ * sizeof(T), cudaMemcpyHostToDevice), "cudaMemcpy");
+  }
+  OnDevice(OnDevice const&) = delete;
+  OnDevice& operator=(OnDevice const&) = delete;
+  ~OnDevice() { cudaFree(data_); }
+
+  T* data() const { return data_; }
+  std::vector<T> host() const {
+    std::vector<T> copy(size_);
+    check(cudaMemcpy(copy.data(), data_, size_ * sizeof(T), cudaMemcpyDeviceToHost), "cudaMemcpy");
+    return copy;
+  }
+
+ private:
+  std::size_t size_;
+  T* data_ = nullptr;
+};
+
+constexpr int kMostItems = 64;
+
+struct ListedItem {
+  WorkItem item;
+  Sequence sequence;
+};
+
+// The first items of a CTA, whose draws are `cta`, `cta + ctas`, ... All lanes of a warp.
+HA_HOST_DEVICE void list_items(AttentionParams const& params, int slabs, int cta, ListedItem* items) {
+  WorkSource source(params, slabs, cta);
+  int round = 0;
+  auto const draw = [&](Draws const&) { return cta + round++ * params.schedule.ctas; };
+  for (int i = 0; i < kMostItems; ++i) {
+    WorkItem item;
+    Sequence sequence{};
+    source.next(item, sequence, draw);
+    items[i] = {item, sequence};
+    if (item.place < 0) { break; }
+  }
+}
+
+__global__ void list_all(__grid_constant__ AttentionParams const params, int slabs, ListedItem* items) {
+  list_items(params, slabs, static_cast<int>(blockIdx.x), items + blockIdx.x * kMostItems);
+}
+
+// The kernel that makes the schedule against a plain loop, then the items that warps find in it against those that the
+// host finds. Returns how many batches differ.
+int check_schedules() {
+  int wrong = 0;
+  int batches = 0;
+  std::mt19937 random(2);
+  auto const up_to = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n + 1)); };
+  for (int const batch :
+       {1, 2, 3, 4, 5, 31, 32, 33, 255, 256, 257, 992, 993, 1023, 1024, 1025, 2048, 2049, 4096, 5000}) {
+    for (int round = 0; round < 8; ++round) {
+      // In turn: mixed lengths, all alike, decode with a few prompts, all empty.
+      std::vector<int> starts{0};
+      std::vector<int> keys;
+      for (int b = 0; b < batch; ++b) {
+        int const kind = round % 4 == 0 ? up_to(3) : round % 4 == 1 ? 4 : round % 4 == 2 ? (up_to(15) == 0 ? 3 : 1) : 0;
+        int const queries = kind == 0 ? 0 : kind == 1 ? 1 : kind == 2 ? up_to(40) : kind == 3 ? up_to(3000) : 7;
+        starts.push_back(starts.back() + queries);
+        keys.push_back(kind == 4 ? 1000 : up_to(3) == 0 ? up_to(100'000) : up_to(900));
+      }
+      OnDevice<int> const starts_on_device(starts);
+      OnDevice<int> const keys_on_device(keys);
+      ScheduleKernelParams params{};
+      params.mask = {up_to(3) == 0 ? up_to(2000) : kUnlimited, up_to(1) == 0 ? 0 : kUnlimited,
+                     up_to(3) == 0 ? 1 + up_to(5000) : 0};
+      int const fixed = round >= 4 ? 32 : 0;
+      params.prefill = {32, 128, fixed == 0 ? 0 : 1 << 30};
+      params.decode = {16, 64, fixed};
+      params.sequences.batch = batch;
+      params.sequences.seqlen_q = starts.back();
+      params.sequences.capacity_k = 1 << 20;
+      ScheduleKernelParams host = params;
+      host.sequences.cu_seqlens_q = starts.data();
+      host.sequences.seqused_k = keys.data();
+      std::vector<int> expected = model_metadata(host);
+      std::vector<int> poison(expected.size(), -7);
+      OnDevice<int> const metadata(poison);
+      params.sequences.cu_seqlens_q = starts_on_device.data();
+      params.sequences.seqused_k = keys_on_device.data();
+      params.metadata = metadata.data();
+      schedule_kernel<<<1, schedule_threads(batch)>>>(params);
+      check(cudaGetLastError(), "launch of the schedule kernel");
+      std::vector<int> const made = metadata.host();
+      ++batches;
+      if (made != expected) {
+        if (++wrong <= 5) { std::fprintf(stderr, "batch %d, round %d: the schedule differs\n", batch, round); }
+        continue;
+      }
+
+      AttentionParams work{};
+      work.listed = true;
+      work.packing = make_packing(4);
+      work.mask = params.mask;
+      work.keys_in_l2 = 4096;
+      work.sequences = params.sequences;
+      work.schedule.metadata = metadata.data();
+      work.schedule.batch = batch;
+      work.schedule.places = round % 2 == 0 ? Places::kDecode : Places::kPrefill;
+      work.schedule.head_groups = 1 + up_to(7);
+      work.schedule.ctas = 132;
+      work.schedule.may_split = work.schedule.always_split = round % 3 != 0;
+      work.schedule.draws = up_to(1) == 0;
+      work.schedule.fixed_splits = fixed != 0;
+      work.schedule.least_units = fixed == 0 ? 2 : 1;
+      work.schedule.most_tiles = work.schedule.most_units = 1 << 28;
+      int const slabs = work.schedule.places == Places::kDecode ? 1 : 2;
+      std::size_t const count = std::size_t{132} * kMostItems;
+      std::vector<ListedItem> wanted(count);
+      OnDevice<ListedItem> const listed(wanted);
+      list_all<<<132, 32>>>(work, slabs, listed.data());
+      check(cudaGetLastError(), "launch of the list");
+      std::vector<ListedItem> const found = listed.host();
+      work.sequences = host.sequences;
+      work.schedule.metadata = expected.data();
+      for (int cta = 0; cta < 132; ++cta) {
+        list_items(work, slabs, cta, wanted.data() + std::size_t{kMostItems} * cta);
+      }
+      if (std::memcmp(found.data(), wanted.data(), count * sizeof(ListedItem)) != 0 && ++wrong <= 5) {
+        std::fprintf(stderr, "batch %d, round %d: host and device find different items\n", batch, round);
+      }
+    }
+  }
+  std::printf("%d schedules, %d wrong\n", batches, wrong);
+  return wrong;
+}
+
 int run() {
   int devices = 0;
   if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
     std::puts("skipped: no GPU");
     return kSkipped;
   }
+  int const wrong_schedules = check_schedules();
   constexpr int kCases = 200000;
   std::mt19937 random(1);
   std::vector<Case> cases;
@@ -101,7 +240,7 @@ int run() {
     }
   }
   std::printf("%d cases, %d wrong\n", kCases, wrong);
-  return wrong == 0 ? 0 : 1;
+  return wrong + wrong_schedules == 0 ? 0 : 1;
 }
 
 }  // namespace

@@ -184,7 +184,7 @@ TEST_CASE("forward: silent by default; HOPPER_ATTENTION_LOG=1 writes one line fo
 
 TEST_CASE("plan cache: problems that differ in one field have plans of their own") {
   Problem const base = validate(valid_call());
-  std::vector<Problem> problems(18, base);
+  std::vector<Problem> problems(26, base);
   problems[1].dtype = DataType::kFloat16;
   problems[2].batch = 99;
   problems[3].seqlen_q = 99;
@@ -202,6 +202,14 @@ TEST_CASE("plan cache: problems that differ in one field have plans of their own
   problems[15].num_splits = 2;
   problems[16].sm_margin = 2;
   problems[17].batch_invariant = true;
+  problems[18].total_q = 99;
+  problems[19].ragged = true;
+  problems[20].packed_q = true;
+  problems[21].keys = KeyLayout::kPaged;
+  problems[22].page_size = 16;
+  problems[23].has_metadata = true;
+  problems[24].mask.cp_world = 2;
+  problems[25].mask.cp_rank = 1;
   PlanCache cache(100);
   int made = 0;
   for (int round = 0; round < 2; ++round) {
@@ -213,7 +221,7 @@ TEST_CASE("plan cache: problems that differ in one field have plans of their own
       CHECK(found->ctas == static_cast<int>(i));
     }
   }
-  CHECK(made == 18);
+  CHECK(made == 26);
 }
 
 TEST_CASE("find_kernel: a kernel that was not built names the variables of the build and what there is") {

@@ -20,12 +20,16 @@ struct MaskCase {
 
 std::string text_of(MaskCase const& c) {
   return "left " + std::to_string(c.mask.left) + ", right " + std::to_string(c.mask.right) + ", chunk " +
-         std::to_string(c.mask.chunk) + ", Sq " + std::to_string(c.len.q) + ", Sk " + std::to_string(c.len.k);
+         std::to_string(c.mask.chunk) + ", Sq " + std::to_string(c.len.q) + ", Sk " + std::to_string(c.len.k) + " of " +
+         std::to_string(c.len.k_total) + ", rank " + std::to_string(c.mask.cp_rank) + " of " +
+         std::to_string(c.mask.cp_world);
 }
 
-// The definition in docs/algorithm.md, word by word: position of the query, distance of the key, same chunk.
-bool sees(MaskCase const& c, int row, int key) {
-  int const position = row - c.len.q + c.len.k;
+// The definition in docs/algorithm.md, word by word: position of the query, distance of the key, same chunk. Of W ranks
+// rank r has the keys at r, r + W, ...
+bool sees(MaskCase const& c, int row, int local_key) {
+  int const position = row - c.len.q + c.len.k_total;
+  int const key = local_key * c.mask.cp_world + c.mask.cp_rank;
   if (c.mask.left != kUnlimited && position - key > c.mask.left) { return false; }
   if (c.mask.right != kUnlimited && key - position > c.mask.right) { return false; }
   if (c.mask.chunk == 0) { return true; }
@@ -55,11 +59,17 @@ MaskCase random_case(std::mt19937& random) {
   auto const pick = [&random](int low, int high) { return std::uniform_int_distribution<int>(low, high)(random); };
   MaskCase c;
   int const longest = pick(0, 3) == 0 ? 8 : 90;
-  c.len = {pick(1, longest), pick(0, longest)};
+  int const keys = pick(0, longest);
+  c.len = {pick(1, longest), keys, keys};
   auto const side = [&] { return pick(0, 2) == 0 ? kUnlimited : pick(0, 3) == 0 ? 0 : pick(0, 60); };
   c.mask.left = side();
   c.mask.right = side();
   c.mask.chunk = pick(0, 2) == 0 ? pick(1, 70) : 0;
+  if (pick(0, 3) == 0) {
+    c.mask.cp_world = pick(2, 5);
+    c.mask.cp_rank = pick(0, c.mask.cp_world - 1);
+    c.len.k = std::max(0, (c.len.k_total - c.mask.cp_rank + c.mask.cp_world - 1) / c.mask.cp_world);
+  }
   return c;
 }
 
@@ -91,8 +101,9 @@ int count_seen(DenseMask const& dense, int first_row, int last_row, int first_ke
   return count;
 }
 
-std::string range_fault(MaskCase const& c, DenseMask const& dense, int first_row, int last_row, int block) {
-  BlockRange const range = block_range(c.mask, first_row, last_row, c.len, block);
+std::string range_fault(MaskCase const& c, DenseMask const& dense, int first_row, int last_row, int block,
+                        BlockAlignment alignment = {}) {
+  BlockRange const range = block_range(c.mask, first_row, last_row, c.len, block, alignment);
   int const rows = last_row - first_row + 1;
   int const seen = count_seen(dense, first_row, last_row, 0, c.len.k - 1);
   if (range.empty()) { return seen == 0 ? "" : "visible keys, but no block"; }
@@ -105,7 +116,7 @@ std::string range_fault(MaskCase const& c, DenseMask const& dense, int first_row
   if (count_seen(dense, first_row, last_row, range.origin, first_key(range.end) - 1) != seen) {
     return "visible key outside the blocks";
   }
-  if (count_seen(dense, first_row, last_row, range.origin, range.origin) == 0) { return "origin is no visible key"; }
+  if ((range.origin + alignment.shift) % alignment.unit != 0) { return "origin is not aligned"; }
   for (int n = range.begin; n < range.end; ++n) {
     int const in_block = count_seen(dense, first_row, last_row, first_key(n), first_key(n + 1) - 1);
     if (in_block == 0) { return "block " + std::to_string(n) + " is useless"; }
@@ -120,6 +131,9 @@ std::string range_fault(MaskCase const& c, DenseMask const& dense, int first_row
       first_seen = std::min(first_seen, key);
       last_seen = key;
     }
+  }
+  if (range.origin > first_seen || range.origin <= first_seen - alignment.unit) {
+    return "origin is too early or late";
   }
   if (range.keys.begin != first_seen || range.keys.end != last_seen + 1) { return "union of the intervals is wrong"; }
   return "";
@@ -151,6 +165,26 @@ TEST_CASE("block_range: 40,000 random tiles visit what their rows see and mask w
       CAPTURE(block);
       REQUIRE(range_fault(c, dense, first_row, last_row, block) == "");
     }
+  }
+}
+
+TEST_CASE("block_range: blocks that must not cross a page begin at a multiple of its boxes in memory") {
+  std::mt19937 random(7);
+  auto const up_to = [&random](int low, int high) { return std::uniform_int_distribution<int>(low, high)(random); };
+  for (int i = 0; i < 20'000; ++i) {
+    MaskCase const c = random_case(random);
+    int const first_row = up_to(0, c.len.q - 1);
+    int const last_row = std::min(c.len.q - 1, first_row + up_to(0, 40));
+    int const unit = up_to(1, 8);
+    BlockAlignment const alignment{unit, up_to(0, 30)};
+    int const block = unit * up_to(1, 4);
+    CAPTURE(text_of(c));
+    CAPTURE(first_row);
+    CAPTURE(last_row);
+    CAPTURE(block);
+    CAPTURE(unit);
+    CAPTURE(alignment.shift);
+    REQUIRE(range_fault(c, DenseMask(c), first_row, last_row, block, alignment) == "");
   }
 }
 
