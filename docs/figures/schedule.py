@@ -1,8 +1,8 @@
-"""Draws docs/figures/schedule.svg: who does what when in one CTA of the prefill kernel with two consumer warpgroups.
+"""Draws docs/figures/schedule.svg: who does what when in one CTA of the attention kernel with two consumer warpgroups.
 
 python docs/figures/schedule.py [FILE.svg|FILE.png]      needs matplotlib
 
-The order follows from the waits of the kernel, which `simulate` repeats one by one (src/kernels/prefill_kernel.h,
+The order follows from the waits of the kernel, which `simulate` repeats one by one (src/kernels/attention_kernel.h,
 tma_loader.h, mainloop.h, epilogue.h). Durations are schematic: they are chosen so that the picture can be read, not
 measured.
 """

@@ -20,9 +20,11 @@ HOST = sorted([*(ROOT / "src/host").glob("*.h"), *(ROOT / "src/host").glob("*.cp
 KERNELS = sorted((ROOT / "src/kernels").glob("*.h"))
 BINDINGS = sorted([*(ROOT / "python/bindings").glob("*.h"), *(ROOT / "python/bindings").glob("*.cpp")])
 
-POLICIES = ["interval_mask.h", "tile_scheduler.h", "tma_loader.h", "epilogue.h"]
-ABOVE_POLICIES = ["mainloop.h", "prefill_kernel.h", "prefill_entries.h"]
-DATA = ["params.h", "tile_work.h"]
+LOADERS = ["tma_loader.h", "gather_loader.h"]
+POLICIES = ["interval_mask.h", "tile_scheduler.h", *LOADERS, "epilogue.h"]
+ABOVE_POLICIES = ["mainloop.h", "attention_kernel.h", "attention_entries.h"]
+WORK = ["schedule.h", "work_source.h", "parted_tile.h"]
+DATA = ["params.h", "tile_work.h", "page_ids.h"]
 
 
 def resolve(name: str, where: Path) -> Path | None:
@@ -73,7 +75,7 @@ def by_name(file: Path) -> str:
 
 def test_files_were_found():
     assert len(PUBLIC) >= 4 and len(HOST) >= 10 and len(KERNELS) >= 20 and len(BINDINGS) >= 5
-    foreign, own = closure(kernel("prefill_kernel.h"))
+    foreign, own = closure(kernel("attention_kernel.h"))
     assert any(CUTE.search(name) for name in foreign) and kernel("mainloop.h") in own
 
 
@@ -118,17 +120,27 @@ def test_no_policy_includes_the_mainloop_or_another_policy(policy):
 def test_mask_and_scheduler_reach_no_other_policy_and_loader_and_epilogue_not_each_other():
     for policy in ("interval_mask.h", "tile_scheduler.h"):
         assert names(closure(kernel(policy))[1]).isdisjoint(set(POLICIES) - {policy})
-    for policy, other in (("tma_loader.h", "epilogue.h"), ("epilogue.h", "tma_loader.h")):
-        assert other not in names(closure(kernel(policy))[1])
+    for policy in (*LOADERS, "epilogue.h"):
+        assert names(closure(kernel(policy))[1]).isdisjoint({*LOADERS, "epilogue.h"} - {policy})
+
+
+def test_only_the_kernels_look_for_work():
+    """Loader, mainloop and epilogue get a TileWork; whoever shares it out knows none of them."""
+    for file in (*LOADERS, "epilogue.h", "mainloop.h"):
+        assert names(closure(kernel(file))[1]).isdisjoint({"work_source.h", "parted_tile.h"})
+    for file in WORK:
+        foreign, own = closure(kernel(file))
+        assert [name for name in foreign if CUTE.search(name)] == []
+        assert names(own).isdisjoint({*LOADERS, "epilogue.h", "mainloop.h", "tile_work.h"})
 
 
 def test_the_mainloop_knows_neither_loader_nor_epilogue():
-    assert names(closure(kernel("mainloop.h"))[1]).isdisjoint({"tma_loader.h", "epilogue.h"})
+    assert names(closure(kernel("mainloop.h"))[1]).isdisjoint({*LOADERS, "epilogue.h"})
 
 
 def test_loader_and_epilogue_reach_mask_and_scheduler_as_data_only():
-    """Through params.h and tile_work.h."""
-    for policy in ("tma_loader.h", "epilogue.h"):
+    """Through params.h, tile_work.h and page_ids.h."""
+    for policy in (*LOADERS, "epilogue.h"):
         for target in names(set(includes(kernel(policy))[1])) - set(DATA):
             assert names(closure(kernel(target))[1]).isdisjoint({"interval_mask.h", "tile_scheduler.h"}), target
 
