@@ -101,7 +101,13 @@ SequenceParams sequences_of_call(Problem const& problem, Arguments const& args) 
   return p;
 }
 
+RowSource row_source(Tensor const& t) {
+  return {t.data, t.stride[0], t.stride[1], t.stride[2], static_cast<int>(t.shape[3])};
+}
+
 PageParams page_params(TileConfig const& tile, Arguments const& args) {
+  // A box has at least as many rows as the swizzle's pattern, or one: then rows are gathered.
+  constexpr int kLeastBoxKeys = 8;
   PageParams pages;
   if (!args.page_table.given()) { return pages; }
   int const size = static_cast<int>(args.k.shape[1]);
@@ -109,7 +115,11 @@ PageParams page_params(TileConfig const& tile, Arguments const& args) {
   pages.stride = args.page_table.stride[0];
   pages.width = static_cast<int>(args.page_table.shape[1]);
   pages.size = FastDivmod(size);
-  pages.box_keys = std::gcd(std::gcd(size, tile.keys), 64);
+  pages.pages = static_cast<int>(args.k.shape[0]);
+  int const box_keys = std::gcd(std::gcd(size, tile.keys), 64);
+  pages.box_keys = box_keys < kLeastBoxKeys ? 1 : box_keys;
+  pages.k = row_source(args.k);
+  pages.v = row_source(args.v);
   return pages;
 }
 
@@ -218,7 +228,8 @@ ScheduleParams schedule_params(Plan const& plan, KernelPlan const& kernel, Probl
   p.head_groups = problem.heads_q / plan.packed_heads;
   p.ctas = kernel.ctas;
   p.may_split = kernel.may_split;
-  p.always_split = kernel.family == KernelFamily::kDecode || plan.forces_splits;
+  p.always_split = plan.forces_splits;
+  p.bound_by_memory = kernel.family == KernelFamily::kDecode;
   p.fixed_splits = plan.fixed_splits;
   p.least_units = plan.fixed_splits ? 1 : kLeastUnits;
   p.max_splits = plan.max_splits;
@@ -305,14 +316,15 @@ void launch_combine(Plan const& plan, Problem const& problem, Arguments const& a
     task.partial = workspace.partial[i];
     task.queries_per_slab = packing.queries_per_slab;
     task.slabs = kernel.tile.rows / kSlabRows;
-    task.candidates = static_cast<int>(plan.fixed_splits ? kernel.most_tiles : kernel.ctas - 1);
+    task.candidates = static_cast<int>(plan.fixed_splits ? kernel.most_tiles : kernel.partial_slots / 2 - 1);
     candidates += task.candidates;
     rows = std::max(rows, kernel.partial_rows);
   }
   if (candidates == 0) { return; }
   // Many parts want a block for each row; many rows want few blocks that find nothing to do.
   constexpr std::int64_t kMostBlocks = 2048;
-  p.rows_per_block = static_cast<int>(std::max<std::int64_t>(1, ceil_div<std::int64_t>(rows * candidates, kMostBlocks)));
+  p.rows_per_block =
+      static_cast<int>(std::max<std::int64_t>(1, ceil_div<std::int64_t>(rows * candidates, kMostBlocks)));
   launch_kernel(
       split_combine_function(problem.head_dim_v),
       {.grid = dim3(static_cast<unsigned>(candidates), static_cast<unsigned>(ceil_div(rows, p.rows_per_block))),

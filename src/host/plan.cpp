@@ -172,11 +172,13 @@ class Planner {
     return *row;
   }
 
+  bool holds(TileConfig const& tile) const { return problem_.softcap == 0.0F || holds_softcap(tile); }
+
   // A row of kTiles for a forced tile, of one of the uses; nullptr if none agrees.
   template <class Fits>
   TileRow const* forced_row(Fits uses) const {
     auto const fits = [&](TileRow const& candidate) {
-      return uses(candidate.use) && agrees(candidate.tile, forced_.tile) &&
+      return uses(candidate.use) && agrees(candidate.tile, forced_.tile) && holds(candidate.tile) &&
              candidate.tile.head_dim >= problem_.head_dim && candidate.tile.head_dim_v >= problem_.head_dim_v;
     };
     auto const found = std::find_if(kTiles.begin(), kTiles.end(), fits);
@@ -185,13 +187,16 @@ class Planner {
 
   [[noreturn]] void refuse_forced_tile() const {
     raise<InvalidArgument>("tile: no kernel with head dims of at least (", problem_.head_dim, ", ", problem_.head_dim_v,
-                           ") agrees with the forced tile ", forced_.tile, " (0: any)");
+                           ") agrees with the forced tile ", forced_.tile, " (0: any)",
+                           problem_.softcap == 0.0F ? "" : "; softcap needs a tile of at most 128 keys");
   }
 
   void choose_path() {
     char const* reason = nullptr;
     if (problem_.ragged) {
       reason = "lengths are on the device";
+    } else if (problem_.keys == KeyLayout::kPaged) {
+      reason = "keys are in pages, which the widest tiles cannot load";
     } else if (problem_.batch_invariant) {
       reason = "splits of fixed size, so that no sequence depends on another";
     } else if (forced_.num_splits >= 2) {
@@ -219,6 +224,7 @@ class Planner {
     params.head_groups = problem_.heads_q / scheduled_packing();
     params.ctas = most_ctas(tile);
     params.may_split = true;
+    params.bound_by_memory = decodes();
     if (params.alike.units <= 1) { return false; }
     return Schedule(params).by_units();
   }
@@ -255,8 +261,9 @@ class Planner {
     KernelPlan kernel{family, row->tile, most_ctas(row->tile), threads_of(row->tile), may_split};
     std::int64_t const groups = problem_.heads_q / plan_.packed_heads;
     TileShape const shape = tile_shape(kernel.tile, plan_.packed_heads, plan_.fixed_splits);
-    // Each sequence may end with a tile that is not full.
-    std::int64_t const tiles = problem_.packed_q
+    // A sequence of the decode kernel is one tile; of the others each may end with a tile that is not full.
+    std::int64_t const tiles = decode ? problem_.batch
+                               : problem_.packed_q
                                    ? problem_.total_q / shape.queries + problem_.batch
                                    : std::int64_t{problem_.batch} * ceil_div(problem_.seqlen_q, shape.queries);
     int const blocks = ceil_div(std::max(problem_.seqlen_k, 1), shape.keys) + 1;
@@ -265,6 +272,9 @@ class Planner {
     require(kernel.most_tiles <= kMaxTiles, "q: the problem has up to ", kernel.most_tiles, " tiles, at most ",
             kMaxTiles, " are possible; split the batch");
     kernel.most_units = std::min(kMaxTiles, kernel.most_tiles * units);
+    // More units than can be counted are not shared out. With lengths on the device the kernels decide so.
+    may_split = may_split && (problem_.ragged || plan_.fixed_splits || kernel.most_tiles * units <= kMaxTiles);
+    kernel.may_split = may_split;
     kernel.ctas =
         static_cast<int>(std::min<std::int64_t>(kernel.ctas, may_split ? kernel.most_units : kernel.most_tiles));
     if (may_split) {
@@ -334,7 +344,7 @@ class Planner {
     std::vector<TileRow const*> rows;
     for (TileRow const& row : kTiles) {
       bool const fits = row.tile.head_dim == first.head_dim && row.tile.head_dim_v == first.head_dim_v;
-      if (row.use == TileUse::kDense && fits) { rows.push_back(&row); }
+      if (row.use == TileUse::kDense && fits && holds(row.tile)) { rows.push_back(&row); }
     }
     return rows;
   }

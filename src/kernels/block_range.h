@@ -43,15 +43,25 @@ HA_HOST_DEVICE constexpr BlockRange block_range(MaskParams const& mask, int firs
   return {origin, 0, full_begin, full_end, end, seen};
 }
 
+// Where unit `x` of `units` begins among `blocks`: 0 for the first, `blocks` for the end, never decreasing. 32-bit
+// arithmetic, since a division of 64 bits is a call that producers have no registers for.
+HA_HOST_DEVICE constexpr int scaled_cut(int x, int units, int blocks) {
+  if (units == blocks || x == 0) { return x; }
+  if (x >= units) { return blocks; }
+  int shift = 0;
+  while ((max_of(units, blocks) >> shift) >= 1 << 16) { ++shift; }
+  unsigned const product = static_cast<unsigned>(x >> shift) * static_cast<unsigned>(blocks >> shift);
+  return static_cast<int>(product / static_cast<unsigned>(max_of(1, units >> shift))) << shift;
+}
+
 // Part [first, last) of `parts` of a range, in whole blocks: parts of a range are disjoint and cover it.
 HA_HOST_DEVICE constexpr BlockRange part_of(BlockRange range, int first, int last, int parts) {
-  auto const blocks = static_cast<long long>(range.blocks());
-  int const begin = static_cast<int>(blocks * first / parts);
-  int const end = static_cast<int>(blocks * last / parts);
+  int const begin = scaled_cut(first, parts, range.blocks());
+  int const end = scaled_cut(last, parts, range.blocks());
   if (begin >= end) { return {0, 0, 0, 0, 0, {0, 0}}; }
   range.begin = begin;
   range.end = end;
-  range.full_begin = max_of(range.full_begin, begin);
+  range.full_begin = min_of(max_of(range.full_begin, begin), end);
   range.full_end = max_of(range.full_begin, min_of(range.full_end, end));
   return range;
 }

@@ -9,6 +9,7 @@
 #include "kernels/ring.h"
 #include "kernels/scores.h"
 #include "kernels/softmax.h"
+#include "kernels/tile_config.h"
 #include "kernels/tile_work.h"
 #include "kernels/turns.h"
 
@@ -34,13 +35,11 @@ __device__ __forceinline__ void gemm_async(Mma& mma, A const& a, B const& b, C& 
 // What a block needs between S and the softmax. Kinds are types and not branches: a branch while WGMMAs are in flight
 // makes ptxas wait for them first, and the softmax would not run under O += P V (0.90 of FlashAttention-3's speed
 // instead of 1.0).
-enum class BlockKind {
-  kPlain,  // every row sees every key
-  kMasked,
-  kCapped,  // softcap, then the mask
+template <bool kCapped_, bool kMasked_>
+struct BlockKind {
+  static constexpr bool kCapped = kCapped_;  // softcap, before the mask
+  static constexpr bool kMasked = kMasked_;  // not every row sees every key
 };
-template <BlockKind kKind>
-using Kind = std::integral_constant<BlockKind, kKind>;
 
 template <class Traits>
 struct CollectiveMainloop {
@@ -48,6 +47,8 @@ struct CollectiveMainloop {
   using SharedStorage = typename Traits::SharedStorage;
   using Softmax = typename Traits::Softmax;
   using State = RingState<Traits::kStages>;
+  // Registers for the faster form of softcap, and for a loop over capped blocks that are not masked.
+  static constexpr bool kRoomForSoftcap = Traits::kHeadDimV <= 128;
 
   AttentionParams const& params;
   SharedStorage& shared;
@@ -85,11 +86,9 @@ struct CollectiveMainloop {
 
     // Scores of block n -> row maxima.
     auto const update_max = [&](int n, auto kind, ThreadKeys const& keys) __attribute__((always_inline)) {
-      if constexpr (kind == BlockKind::kCapped) { apply_softcap(tSrS, params.softmax.softcap_inner); }
-      if constexpr (kind != BlockKind::kPlain) {
-        apply_mask(tSrS, keys, work.first_key(n, Traits::kKeys) + rows.column);
-      }
-      softmax.update_max(tSrS, bool_constant<kind != BlockKind::kPlain>{});
+      if constexpr (kind.kCapped) { apply_softcap<kRoomForSoftcap ? 4 : 1>(tSrS, params.softmax.softcap_inner); }
+      if constexpr (kind.kMasked) { apply_mask(tSrS, keys, work.first_key(n, Traits::kKeys) + rows.column); }
+      softmax.update_max(tSrS, bool_constant<kind.kMasked>{});
     };
     auto const convert = [&]() __attribute__((always_inline)) {
       cute::Tensor scores = operand_view(tSrS);
@@ -145,16 +144,20 @@ struct CollectiveMainloop {
     };
 
     BlockRange const range = work.range;
-    int n = range.end - 1;
-    if (params.softmax.softcap_inner == 0.0F) {
-      start(n, Kind<BlockKind::kMasked>{});
+    auto const all_blocks = [&](auto plain, auto masked) __attribute__((always_inline)) {
+      int n = range.end - 1;
+      start(n, masked);
       --n;
-      for (; n >= range.full_end; --n) { step(n, Kind<BlockKind::kMasked>{}); }   // right edge
-      for (; n >= range.full_begin; --n) { step(n, Kind<BlockKind::kPlain>{}); }  // no mask
-      for (; n >= range.begin; --n) { step(n, Kind<BlockKind::kMasked>{}); }      // left edge
-    } else {
-      start(n, Kind<BlockKind::kCapped>{});
-      for (--n; n >= range.begin; --n) { step(n, Kind<BlockKind::kCapped>{}); }
+      if constexpr (!is_same_v<decltype(plain), decltype(masked)>) {
+        for (; n >= range.full_end; --n) { step(n, masked); }   // right edge
+        for (; n >= range.full_begin; --n) { step(n, plain); }  // no mask
+      }
+      for (; n >= range.begin; --n) { step(n, masked); }  // left edge
+    };
+    if (!holds_softcap(Traits::kTile) || params.softmax.softcap_inner == 0.0F) {
+      all_blocks(BlockKind<false, false>{}, BlockKind<false, true>{});
+    } else if constexpr (holds_softcap(Traits::kTile)) {
+      all_blocks(BlockKind<true, !kRoomForSoftcap>{}, BlockKind<true, true>{});
     }
 
     after_scores();

@@ -8,6 +8,7 @@
 #include "kernels/tile_geometry.h"
 #include "kernels/tile_work.h"
 #include "kernels/wgmma_shapes.h"
+#include "kernels/work_source.h"
 
 namespace hopper_attention {
 
@@ -28,16 +29,16 @@ struct AttentionTraits {
   static constexpr int kConsumerWarpgroups = kTile.rows / kSlabRows;
   static constexpr int kThreads = (kConsumerWarpgroups + 1) * cutlass::NumThreadsPerWarpGroup;
   // The widest tiles are for dense calls only: their producers have no registers left for pages.
-  static constexpr bool kPages = kKeys <= 128;
+  static constexpr bool kScheduled = kKeys <= 128;
 
   // Registers of a thread after setmaxnreg; together at most what the CTA was launched with: 168 a thread for three
   // warpgroups, 128 for four or for two CTAs of two. The scheduler warp needs the producers'.
   static constexpr int kConsumerRegisters = kConsumerWarpgroups == 3   ? 160
-                                            : kConsumerWarpgroups == 2 ? (kPages ? 232 : 240)
+                                            : kConsumerWarpgroups == 2 ? (kScheduled ? 232 : 240)
                                             : kTile.per_sm == 1        ? 240
                                                                        : 200;
   static constexpr int kProducerRegisters = kConsumerWarpgroups == 3   ? 32
-                                            : kConsumerWarpgroups == 2 ? (kPages ? 40 : 24)
+                                            : kConsumerWarpgroups == 2 ? (kScheduled ? 40 : 24)
                                             : kTile.per_sm == 1        ? 96
                                                                        : 56;
 
@@ -90,6 +91,8 @@ struct AttentionTraits {
   static constexpr int kBytesK = kKeys * kHeadDim * sizeof(Element);
   static constexpr int kBytesV = kKeys * kHeadDimV * sizeof(Element);
 
+  using Source = conditional_t<kScheduled, WorkSource, DenseWorkSource>;
+
   static constexpr int kSharedLimit = 228 * 1024 / kTile.per_sm - 1024;
   static constexpr int kBarrierBytes = 1024;  // and work items
   // How many items the scheduler is ahead. Items of one query are short; where CTAs draw their tiles, each one ahead is
@@ -110,6 +113,7 @@ struct AttentionTraits {
     uint64_t empty[kStages];   // every consumer warp is done with it
     uint64_t landed[kStages];  // a block of V has arrived, but some of its rows are still to be hidden
     TileWork work[kWorkSlots];
+    alignas(8) char source[sizeof(Source)];  // the scheduler warp's state
     uint64_t work_full[kWorkSlots];
     uint64_t work_empty[kWorkSlots];  // every warp is done with it
   };

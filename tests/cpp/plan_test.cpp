@@ -165,6 +165,20 @@ TEST_CASE("plan: a short window packs heads, so that a tile spans few keys; a lo
   CHECK(explains(plan(windowed(2, 8192, 64, 8, 64, 127), card(132)), "8 heads share a tile"));
 }
 
+TEST_CASE("plan: softcap takes a tile that holds it, and refuses a forced one that does not") {
+  Problem const p = make_problem({.dtype = DataType::kBFloat16,
+                                  .batch = 2,
+                                  .seqlen_q = 8192,
+                                  .seqlen_k = 8192,
+                                  .heads_q = 32,
+                                  .heads_k = 16,
+                                  .head_dim = 128,
+                                  .head_dim_v = 128},
+                                 {.causal = true, .softcap = 50.0F});
+  CHECK(tile_of(p) == "128x128");
+  CHECK_THROWS_AS(testing::plan_with(p, card(132), {.tile = {.keys = 176}}), InvalidArgument);
+}
+
 TEST_CASE("plan: the choice costs little time for very long sequences") {
   Plan const made = plan(problem(1, 1 << 24, 1 << 24, 4, 1, 128, true), card(132));
   CHECK(made.tile.keys == 176);

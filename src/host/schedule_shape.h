@@ -1,0 +1,44 @@
+// How calls with a schedule cut their work: what the schedule of a step and all of its layers' calls must agree on. It
+// follows from the heads, the head dims and batch invariance alone.
+#pragma once
+
+#include "hopper_attention/forward.h"
+#include "kernels/schedule.h"
+#include "kernels/tile_config.h"
+
+namespace hopper_attention {
+
+// Keys of a split that does not depend on the batch.
+inline constexpr int kFixedSplitKeys = 2048;
+
+// Key blocks that a thread block takes at least: fewer cost more to merge than to compute.
+inline constexpr int kLeastUnits = 2;
+
+// Query heads that share a tile: as many of a K/V head's as fit in a slab together.
+constexpr int scheduled_packing(int heads_q, int heads_k) {
+  int const ratio = heads_q / heads_k;
+  int packed = 1;
+  for (int heads = 1; heads <= kSlabRows; ++heads) {
+    if (ratio % heads == 0) { packed = heads; }
+  }
+  return packed;
+}
+
+// Tiles of `tile` as the schedule counts them. Prefill tiles are never cut by fixed splits: there are enough of them.
+constexpr TileShape tile_shape(TileConfig const& tile, int packed_heads, bool fixed_splits) {
+  bool const decode = family_of(tile) == KernelFamily::kDecode;
+  return {kSlabRows / packed_heads * (tile.rows / kSlabRows), tile.keys,
+          fixed_splits ? (decode ? kFixedSplitKeys / tile.keys : 1 << 30) : 0};
+}
+
+constexpr std::int64_t aligned_bytes(std::int64_t bytes) { return (bytes + 255) / 256 * 256; }
+
+// Of the workspace: partial results in float32, and their LSE.
+constexpr std::int64_t partial_out_bytes(KernelPlan const& kernel, int head_dim_v) {
+  return aligned_bytes(kernel.partial_slots * kernel.partial_rows * head_dim_v * 4);
+}
+constexpr std::int64_t partial_bytes(KernelPlan const& kernel, int head_dim_v) {
+  return partial_out_bytes(kernel, head_dim_v) + aligned_bytes(kernel.partial_slots * kernel.partial_rows * 4);
+}
+
+}  // namespace hopper_attention

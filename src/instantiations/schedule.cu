@@ -1,0 +1,15 @@
+// The kernels that do not depend on the dtype and head dim of a call: scheduler metadata, and the combine kernel.
+#include "kernels/schedule_kernel.h"
+#include "kernels/split_combine.h"
+#include "kernels/support_kernels.h"
+
+namespace hopper_attention {
+
+void const* schedule_function() { return reinterpret_cast<void const*>(&schedule_kernel); }
+
+void const* split_combine_function(int head_dim_v) {
+  return head_dim_v <= 128 ? reinterpret_cast<void const*>(&split_combine_kernel<4>)
+                           : reinterpret_cast<void const*>(&split_combine_kernel<8>);
+}
+
+}  // namespace hopper_attention

@@ -1,0 +1,199 @@
+// The attention kernel: a persistent grid; in each CTA one producer warpgroup and one to three consumer warpgroups. The
+// prefill and the decode family are this kernel with different tiles.
+#pragma once
+
+#include "kernels/cute.h"
+
+#include "kernels/dependent_launch.h"
+#include "kernels/epilogue.h"
+#include "kernels/gather_loader.h"
+#include "kernels/mainloop.h"
+#include "kernels/params.h"
+#include "kernels/tile_work.h"
+#include "kernels/tma_loader.h"
+#include "kernels/traits.h"
+#include "kernels/work_source.h"
+
+namespace hopper_attention {
+
+// Warps of the producer warpgroup. Each walks the same work, so that none waits for what only another needs.
+enum class ProducerWarp { kKeysValues = 0, kQueries = 1, kHideValues = 2, kSchedule = 3 };
+
+template <class Traits>
+__device__ __forceinline__ void setup_barriers(typename Traits::SharedStorage& shared) {
+  constexpr int kConsumerWarps = Traits::kConsumerWarpgroups * cutlass::NumWarpsPerWarpGroup;
+  constexpr int kReadersOfWork = kConsumerWarps + 3;  // the producer warps but the scheduler
+  for (int w = 0; w < Traits::kConsumerWarpgroups; ++w) {
+    init_barrier(shared.q_full[w], 1);
+    init_barrier(shared.q_empty[w], 1);
+  }
+  for (int s = 0; s < Traits::kStages; ++s) {
+    init_barrier(shared.full[s], 1);
+    init_barrier(shared.empty[s], kConsumerWarps);
+    init_barrier(shared.landed[s], 1);
+  }
+  for (int s = 0; s < Traits::kWorkSlots; ++s) {
+    init_barrier(shared.work_full[s], 1);
+    init_barrier(shared.work_empty[s], kReadersOfWork);
+  }
+  cutlass::arch::fence_barrier_init();
+}
+
+// The scheduler warp: finds this CTA's work and publishes it.
+template <class Traits>
+__device__ __forceinline__ void schedule(AttentionParams const& params, typename Traits::SharedStorage& shared) {
+  bool const leader = threadIdx.x % 32 == 0;
+  int round = 0;
+  auto const draw = [&](Draws const& draws) {
+    int const own = static_cast<int>(blockIdx.x) + round++ * params.schedule.ctas;
+    // The first one is the CTA's own. After as many draws as there are items the counter is back at 0.
+    if (own < params.schedule.ctas || draws.counter == nullptr || draws.count <= params.schedule.ctas) { return own; }
+    int index = 0;
+    if (leader) {
+      index = params.schedule.ctas + static_cast<int>(atomicInc(reinterpret_cast<unsigned*>(draws.counter),
+                                                                static_cast<unsigned>(draws.count - 1)));
+    }
+    return __shfl_sync(0xffffffff, index, 0);
+  };
+  // In shared memory, since producers have no registers for it. All lanes write the same.
+  using Source = typename Traits::Source;
+  Source& source = *new (shared.source) Source(params, Traits::kConsumerWarpgroups, blockIdx.x);
+  RingState<Traits::kWorkSlots> write;
+  WorkItem item;
+  do {
+    TileWork work;
+    do {
+      source.next(item, work.sequence, draw);
+      work.last = item.place < 0;
+      if (!work.last) { work = tile_work(params, Traits::kConsumerWarpgroups, Traits::kKeys, item, work.sequence); }
+    } while (!work.last && work.queries.last < work.queries.first);
+    wait_barrier(shared.work_empty[write.slot], write.phase ^ 1);  // last: finding work takes as long as a short tile
+    if (leader) {
+      shared.work[write.slot] = work;
+      arrive_barrier(shared.work_full[write.slot]);
+    }
+    __syncwarp();
+    ++write;
+  } while (item.place >= 0);
+}
+
+struct WaitAtOnce {
+  __device__ __forceinline__ void operator()(uint64_t&, uint32_t) const {}
+};
+
+// Calls `body(work)` for every item of this CTA, and `before_wait` before it waits for one. All lanes of a warp.
+template <class Traits, class Body, class BeforeWait = WaitAtOnce>
+__device__ __forceinline__ void for_each_work(typename Traits::SharedStorage& shared, Body body,
+                                              BeforeWait before_wait = {}) {
+  RingState<Traits::kWorkSlots> read;
+  while (true) {
+    before_wait(shared.work_full[read.slot], read.phase);
+    wait_barrier(shared.work_full[read.slot], read.phase);
+    TileWork const& work = shared.work[read.slot];
+    if (work.last) { break; }
+    body(work);
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) { arrive_barrier(shared.work_empty[read.slot]); }
+    ++read;
+  }
+}
+
+template <class Traits>
+__device__ __forceinline__ void produce(AttentionParams const& params, typename Traits::SharedStorage& shared) {
+  TmaLoader<Traits> const loader{params.load, shared, static_cast<int>(threadIdx.x % 32)};
+  auto const warp = static_cast<ProducerWarp>(cutlass::canonical_warp_idx_sync());
+  if (warp == ProducerWarp::kKeysValues && Traits::kScheduled && params.load.pages.gathered()) {
+    GatherLoader<Traits> gather(params.load, shared, loader.lane);
+    for_each_work<Traits>(
+        shared,
+        [&](TileWork const& work) {
+          if (!work.range.empty()) { gather.load_keys_values(work); }
+        },
+        [&](uint64_t& barrier, uint32_t phase) { gather.before_wait(barrier, phase); });
+    gather.finish();
+  } else if (warp == ProducerWarp::kKeysValues) {
+    RingState<Traits::kStages> write;
+    for_each_work<Traits>(shared, [&](TileWork const& work) {
+      if (!work.range.empty()) { loader.load_keys_values(work, write); }
+    });
+  } else if (warp == ProducerWarp::kQueries) {
+    uint32_t phase = 0;
+    for_each_work<Traits>(shared, [&](TileWork const& work) {
+      loader.load_queries(work, phase);
+      phase ^= 1;
+    });
+  } else if (warp == ProducerWarp::kHideValues) {
+    RingState<Traits::kStages> read;
+    uint32_t landed_phases = 0;
+    for_each_work<Traits>(shared, [&](TileWork const& work) {
+      if (!work.range.empty()) { loader.hide_values(work, read, landed_phases); }
+    });
+  } else {
+    schedule<Traits>(params, shared);
+  }
+}
+
+template <class Traits>
+__device__ __forceinline__ void consume(AttentionParams const& params, typename Traits::SharedStorage& shared) {
+  int const warpgroup = cutlass::canonical_warp_group_idx() - 1;
+  int const thread = threadIdx.x % cutlass::NumThreadsPerWarpGroup;
+  Turns<Traits> const turns{warpgroup};
+  CollectiveMainloop<Traits> const mainloop{params, shared, warpgroup, thread, turns};
+  CollectiveEpilogue<Traits> const epilogue{params, shared, warpgroup, thread};
+
+  turns.setup();
+  RingState<Traits::kStages> read;
+  uint32_t q_phase = 0;
+
+  for_each_work<Traits>(shared, [&](TileWork const& work) __attribute__((always_inline)) {
+    typename Traits::Softmax softmax(params.softmax.scale_log2);
+    cute::Tensor tOrO = partition_fragment_C(typename Traits::MmaPv{}, Shape<Int<kSlabRows>, Int<Traits::kHeadDimV>>{});
+    auto const release_q = [&]() {
+      sync_warpgroup(warpgroup);
+      if (thread == 0) { arrive_barrier(shared.q_empty[warpgroup]); }
+    };
+    auto const after_scores = [&]() {
+      if constexpr (Traits::kOwnOutputBuffer) { release_q(); }
+    };
+    // Also for work without keys: where O takes the place of Q, the slab must be this tile's.
+    wait_barrier(shared.q_full[warpgroup], q_phase);
+    q_phase ^= 1;
+    if (!work.range.empty()) {
+      mainloop.mma(work, read, softmax, tOrO, after_scores);
+    } else {
+      clear(tOrO);
+      after_scores();
+    }
+    epilogue.store(work, softmax, tOrO);
+    if constexpr (!Traits::kOwnOutputBuffer) {
+      epilogue.wait_stores();
+      release_q();
+    }
+  });
+  epilogue.wait_stores();
+}
+
+template <class Traits>
+__global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.per_sm)
+    attention_kernel(__grid_constant__ AttentionParams const params) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  extern __shared__ char shared_bytes[];
+  auto& shared = *reinterpret_cast<typename Traits::SharedStorage*>(shared_bytes);
+
+  if (threadIdx.x == 0) { setup_barriers<Traits>(shared); }
+  __syncthreads();
+  if (params.wait_at_start) { wait_for_prerequisites(); }
+  start_dependents();  // which may read the schedule at once
+
+  if (cutlass::canonical_warp_group_idx() == 0) {
+    cutlass::arch::warpgroup_reg_dealloc<Traits::kProducerRegisters>();
+    produce<Traits>(params, shared);
+  } else {
+    cutlass::arch::warpgroup_reg_alloc<Traits::kConsumerRegisters>();
+    consume<Traits>(params, shared);
+  }
+  if (!params.wait_at_start) { wait_for_prerequisites(); }
+#endif
+}
+
+}  // namespace hopper_attention

@@ -1,0 +1,78 @@
+// Which tiles are in parts, and where the parts lie: what the combine kernel derives from the schedule alone.
+#pragma once
+
+#include "kernels/host_device.h"
+#include "kernels/split_combine_params.h"
+#include "kernels/work_source.h"
+
+namespace hopper_attention {
+
+// A tile in parts: part i lies in slot `slot(i)`.
+struct PartedTile {
+  int place = -1;  // -1: none
+  int head = 0;
+  int m = 0;
+  int parts = 0;
+  int first_chunk = 0;
+  Chunks chunks{};
+  int begin = 0;
+  bool fixed = false;
+
+  HA_HOST_DEVICE int slot(int part) const { return fixed ? begin + part : slot_of(chunks, first_chunk + part, begin); }
+};
+
+// The tile that candidate `index` is responsible for. With fixed splits a candidate is a tile; otherwise it is the
+// border between two chunks, and the first border inside a tile takes it. All lanes of a warp.
+HA_HOST_DEVICE PartedTile find_parted_tile(SplitCombineTask const& task, SequenceParams const& sequences,
+                                           Sequence& sequence, int index) {
+  ScheduleParams const& params = task.schedule;
+  Schedule const schedule(params);
+  PartedTile parted;
+  if (!schedule.by_units()) { return parted; }
+  int const heads = params.head_groups;
+  Chunks const chunks = schedule.chunks();
+  if (!params.fixed_splits && index + 1 >= chunks.count) { return parted; }
+  // What candidates count: tiles or units.
+  auto const before = [&](int place) {
+    return params.fixed_splits ? schedule.tiles_before(place) : schedule.units_before(place);
+  };
+  int const position = params.fixed_splits ? index : chunks.begin(index + 1);
+  if (position >= (params.fixed_splits ? schedule.tiles() : schedule.units())) { return parted; }
+  int const place = params.metadata == nullptr ? position / max_of(1, before(1) * heads)
+                                               : find_place(schedule.begin(), schedule.end(), position / heads,
+                                                            [&](int p) { return before(p + 1); });
+  if (place >= schedule.end()) { return parted; }
+  // In damaged metadata no place may hold it.
+  if (position < before(place) * heads || position >= before(place + 1) * heads) { return parted; }
+  sequence = sequence_at(sequences, schedule.sequence(place));
+  int const tiles = ceil_div(sequence.len.q, task.queries_per_slab * task.slabs);
+  UnitTile tile{};
+  if (params.fixed_splits) {
+    int const tiles_of_place = before(place + 1) - before(place);
+    int const within = position - before(place) * heads;
+    int const head = within / tiles_of_place;
+    int const m = within - head * tiles_of_place;
+    int const units_before = schedule.units_before(place);
+    int const units_of_place = schedule.units_before(place + 1) - units_before;
+    int const units = max_of(1, units_of_place / max_of(1, tiles));
+    if (units < 2 || m >= tiles) { return parted; }
+    tile = {place, head, m, units_before * heads + head * units_of_place + m * units, units};
+    parted.parts = units;
+  } else {
+    tile = unit_tile(schedule, place, tiles, position, heads);
+    bool const first_border = tile.begin < position && tile.begin >= chunks.begin(index);
+    if (!first_border) { return parted; }
+    parted.first_chunk = index;
+    parted.parts = chunks.of(min_of(tile.begin + tile.units, schedule.units()) - 1) - index + 1;
+  }
+  if (tile.m >= tiles) { return parted; }
+  parted.place = place;
+  parted.head = tile.head;
+  parted.m = tile.m;
+  parted.chunks = chunks;
+  parted.begin = tile.begin;
+  parted.fixed = params.fixed_splits;
+  return parted;
+}
+
+}  // namespace hopper_attention

@@ -1,0 +1,76 @@
+// Lengths and places of the sequences of a batch, read on the device and clamped to the memory there is.
+#pragma once
+
+#include "kernels/host_device.h"
+#include "kernels/interval_mask.h"
+
+namespace hopper_attention {
+
+// Pointers are null where a call does not give the tensor; the plain numbers apply instead.
+struct SequenceParams {
+  int const* cu_seqlens_q = nullptr;      // (batch + 1)
+  int const* cu_seqlens_k = nullptr;      // (batch + 1)
+  int const* seqused_q = nullptr;         // (batch)
+  int const* seqused_k = nullptr;         // (batch)
+  int const* cu_seqlens_k_new = nullptr;  // (batch + 1)
+  int const* cache_batch_idx = nullptr;   // (batch)
+  int const* cache_leftpad = nullptr;     // (batch)
+  int const* cp_tot_seqused_k = nullptr;  // (batch)
+  int batch = 0;
+  int seqlen_q = 0;       // of every sequence, or rows of q in all with cu_seqlens_q
+  int capacity_k = 0;     // keys that a sequence has room for, or rows of k in all with cu_seqlens_k
+  int seqused_k_all = 0;  // keys of every sequence without seqused_k
+  int seqlen_k_new = 0;
+  int cache_batches = 0;  // sequences that k and v hold, with cache_batch_idx
+};
+
+struct Sequence {
+  int batch;  // of q, out and LSE
+  SeqlenQK len;
+  int q_row;    // of q, out and LSE, where it begins: 0 for a dense batch
+  int q_batch;  // coordinate of q's batch dim: 0 for packed sequences
+  int k_row;    // the same of k and v; with pages the first key's place in the pages
+  int k_batch;
+  int k_memory;  // keys from the first one on after which memory ends, so that TMA delivers zeros
+};
+
+HA_HOST_DEVICE constexpr int clamped(long long value, int low, int high) {
+  return value < low ? low : value > high ? high : static_cast<int>(value);
+}
+
+HA_HOST_DEVICE constexpr Sequence sequence_at(SequenceParams const& p, int b) {
+  Sequence s{b, {p.seqlen_q, p.seqused_k_all}, 0, b, 0, b, p.capacity_k};
+  if (p.cu_seqlens_q != nullptr) {
+    s.q_batch = 0;
+    s.q_row = clamped(p.cu_seqlens_q[b], 0, p.seqlen_q);
+    s.len.q = clamped(static_cast<long long>(p.cu_seqlens_q[b + 1]) - s.q_row, 0, p.seqlen_q - s.q_row);
+  }
+  if (p.seqused_q != nullptr) { s.len.q = clamped(p.seqused_q[b], 0, s.len.q); }
+
+  if (p.cu_seqlens_k != nullptr) {
+    s.k_batch = 0;
+    s.k_row = clamped(p.cu_seqlens_k[b], 0, p.capacity_k);
+    s.k_memory = p.capacity_k - s.k_row;
+    s.len.k = clamped(static_cast<long long>(p.cu_seqlens_k[b + 1]) - s.k_row, 0, s.k_memory);
+  }
+  if (p.seqused_k != nullptr) { s.len.k = clamped(p.seqused_k[b], 0, s.k_memory); }
+  long long more = p.seqlen_k_new;
+  if (p.cu_seqlens_k_new != nullptr) {
+    more = max_of(0, clamped(static_cast<long long>(p.cu_seqlens_k_new[b + 1]) - p.cu_seqlens_k_new[b], 0, 1 << 30));
+  }
+  s.len.k = clamped(s.len.k + more, 0, s.k_memory);
+  if (p.cache_leftpad != nullptr) {
+    int const pad = clamped(p.cache_leftpad[b], 0, s.k_memory);
+    s.k_row += pad;
+    s.k_memory -= pad;
+    s.len.k = max_of(0, s.len.k - pad);
+  }
+  if (p.cache_batch_idx != nullptr) {
+    s.k_batch = p.cache_batch_idx[b];
+    if (s.k_batch < 0 || s.k_batch >= p.cache_batches) { s.len.k = 0; }
+  }
+  s.len.k_total = p.cp_tot_seqused_k != nullptr ? clamped(p.cp_tot_seqused_k[b], 0, 1 << 29) : s.len.k;
+  return s;
+}
+
+}  // namespace hopper_attention
