@@ -186,7 +186,6 @@ int check_schedules() {
       work.schedule.head_groups = 1 + up_to(7);
       work.schedule.ctas = 132;
       work.schedule.may_split = work.schedule.always_split = round % 3 != 0;
-      work.schedule.draws = up_to(1) == 0;
       work.schedule.fixed_splits = fixed != 0;
       work.schedule.least_units = fixed == 0 ? 2 : 1;
       work.schedule.most_tiles = work.schedule.most_units = 1 << 28;
