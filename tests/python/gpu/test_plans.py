@@ -120,5 +120,6 @@ def test_every_built_tile_with_every_mask(dtype, tile, dims):
         Case(f"tile {tile}, {mask}", q, k, dtype=dtype, head_dim=dims[0], head_dim_v=dims[1],
              forced=(("tile", tile),), **options)
         for mask, options in support.small_masks().items()
+        if tile[1] <= 128 or "softcap" not in options  # the widest tiles do not have it
         for q, k in ((260, 390), (130, 70))
     )  # fmt: skip
