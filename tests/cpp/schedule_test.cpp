@@ -549,7 +549,8 @@ TEST_CASE("schedule: random calls compute every key block of every query block o
 TEST_CASE("schedule: fixed splits of a sequence follow from the sequence alone") {
   Random random(2);
   int parts = 0;
-  for (int i = 0; i < 200; ++i) {
+  int dense = 0;
+  for (int i = 0; i < 400; ++i) {
     Request request = random_request(random);
     request.options.batch_invariant = true;
     if (request.alike) { continue; }
@@ -566,6 +567,9 @@ TEST_CASE("schedule: fixed splits of a sequence follow from the sequence alone")
     alone.options.num_splits = pick(random, 0, 256);
     alone.packed_q = !request.packed_q;
     alone.slack = pick(random, 0, 5000);
+    bool const plain = request.leftpad == 0 && request.page_unit == 1 && request.options.cp_world_size == 1;
+    alone.alike = plain && pick(random, 0, 1) == 0;  // a dense call
+    dense += alone.alike;
     Call other;
     make_call(alone, other);
     auto const cuts = cuts_of(call, b, random);
@@ -573,6 +577,7 @@ TEST_CASE("schedule: fixed splits of a sequence follow from the sequence alone")
     for (auto const& [m, ranges] : cuts) { parts += ranges.size() > 1; }
   }
   CHECK(parts > 40);
+  CHECK(dense > 10);
 }
 
 TEST_CASE("schedule: damaged metadata leads to no place outside, no slot outside and an end") {
