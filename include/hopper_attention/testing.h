@@ -14,7 +14,7 @@ struct ForcedPlan {
   int packed_heads = 0;    // 1 (off) or heads_q / heads_k; 0 leaves the choice open
   int heads_per_pass = 0;  // 0 leaves the choice open
   int ctas = 0;            // 0 leaves the choice open
-  int num_splits = 0;      // 1; 0 leaves the choice open
+  int num_splits = 0;      // at least 2: tiles are cut, each into at most so many parts; 0 leaves the choice open
 };
 
 // Applies to calls of forward() on the calling thread until called again; nullopt ends it. Returns what was in force
