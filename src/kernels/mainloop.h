@@ -83,9 +83,10 @@ struct CollectiveMainloop {
     cute::Tensor tOrP = make_tensor<Element>(operand_view(tSrS).layout());                          // (8, 1, keys / 16)
 
     ThreadRows const rows(thread, work.queries.first + warpgroup * params.packing.queries_per_slab);
+    ThreadKeys const keys(params.mask, work.sequence.len, params.packing, rows);
 
     // Scores of block n -> row maxima.
-    auto const update_max = [&](int n, auto kind, ThreadKeys const& keys) __attribute__((always_inline)) {
+    auto const update_max = [&](int n, auto kind) __attribute__((always_inline)) {
       if constexpr (kind.kCapped) { apply_softcap<kRoomForSoftcap ? 4 : 1>(tSrS, params.softmax.softcap_inner); }
       if constexpr (kind.kMasked) { apply_mask(tSrS, keys, work.first_key(n, Traits::kKeys) + rows.column); }
       softmax.update_max(tSrS, bool_constant<kind.kMasked>{});
@@ -102,7 +103,6 @@ struct CollectiveMainloop {
 
     // The first block: nothing to overlap with yet.
     auto const start = [&](int n, auto kind) __attribute__((always_inline)) {
-      ThreadKeys const keys(params.mask, work.sequence.len, params.packing, rows);
       wait(read);
       gemm_async<GMMA::ScaleOut::Zero>(mma_qk, tSrQ, tSrK(_, _, _, read.slot), tSrS);
       warpgroup_wait<0>();
@@ -110,14 +110,13 @@ struct CollectiveMainloop {
       release(read);
       ++read;
       clear(tOrO);
-      update_max(n, kind, keys);
+      update_max(n, kind);
       softmax.template exponentiate<0, kRowsPerThread>(tSrS);
       convert();
     };
 
     // S of block n is issued first; O += P V of block n + 1 runs under its softmax.
     auto const step = [&](int n, auto kind) __attribute__((always_inline)) {
-      ThreadKeys const keys(params.mask, work.sequence.len, params.packing, rows);
       State const k = read;
       ++read;
       State const v = read;
@@ -132,7 +131,7 @@ struct CollectiveMainloop {
       warpgroup_wait<1>();
       warpgroup_fence_operand(tSrS);
       release(k);
-      update_max(n, kind, keys);
+      update_max(n, kind);
       softmax.template exponentiate<0, Traits::kRowsUnderPv>(tSrS);
       if constexpr (Traits::kRowsUnderPv > 0) { softmax.finish_row(Traits::kRowsUnderPv - 1); }
       warpgroup_wait<0>();
