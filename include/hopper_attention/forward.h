@@ -1,7 +1,7 @@
 // Attention forward: validate -> plan -> launch.
 //
-// Dimension letters: B batch, Sq / Sk queries / keys of a sequence, Tq / Tk tokens of all sequences, Hq / Hk heads of q /
-// of k and v, D head dim of q and k, Dv head dim of v and out.
+// Dimension letters: B batch, Sq / Sk queries / keys of a sequence, Tq / Tk tokens of all sequences, Hq / Hk heads of q
+// / of k and v, D head dim of q and k, Dv head dim of v and out.
 #pragma once
 
 #include <functional>
@@ -14,14 +14,14 @@
 
 namespace hopper_attention {
 
-// One call as the user states it. Nothing in it is trusted before validate(). Tensors of lengths are int32 on the device
-// of q and are read by the kernels alone, which clamp what they find there: B = the batch of q, of cu_seqlens_q or of the
-// page table. Tensors without a note on it are optional.
+// One call as the user states it. Nothing in it is trusted before validate(). Tensors of lengths are int32 on the
+// device of q and are read by the kernels alone, which clamp what they find there: B = the batch of q, of cu_seqlens_q
+// or of the page table. Tensors without a note on it are optional.
 struct Arguments {
-  Tensor q;            // (B, Sq, Hq, D), or (Tq, Hq, D) with cu_seqlens_q; bf16 or fp16; required
-  Tensor k;            // (B, Sk, Hk, D), (Tk, Hk, D) with cu_seqlens_k, or (pages, page size, Hk, D) with page_table; required
-  Tensor v;            // as k with Dv; required
-  Tensor out;          // as q with Dv, dtype of q; written; required
+  Tensor q;    // (B, Sq, Hq, D), or (Tq, Hq, D) with cu_seqlens_q; bf16 or fp16; required
+  Tensor k;    // (B, Sk, Hk, D), (Tk, Hk, D) with cu_seqlens_k, or (pages, page size, Hk, D) with page_table; required
+  Tensor v;    // as k with Dv; required
+  Tensor out;  // as q with Dv, dtype of q; written; required
   Tensor softmax_lse;  // (B, Hq, Sq), or (Hq, Tq) with cu_seqlens_q; float32, contiguous; written when given
   Tensor sinks;        // (Hq,), bf16, fp16 or fp32, contiguous
 
@@ -34,9 +34,9 @@ struct Arguments {
   Tensor cache_leftpad;     // (B,): keys at the start of a sequence of k and v that do not count
   Tensor cu_seqlens_k_new;  // (B + 1,): differences are keys that were appended behind seqused_k
   Tensor cp_tot_seqused_k;  // (B,): keys of a sequence on all ranks of context parallelism
-  std::int64_t seqlen_k_new = 0;   // keys that were appended behind seqused_k, in every sequence
+  std::int64_t seqlen_k_new = 0;    // keys that were appended behind seqused_k, in every sequence
   std::int64_t seqused_k_all = -1;  // instead of seqused_k, the same for all sequences; -1: not given
-  std::int64_t max_seqlen_q = -1;  // bounds, for speed; -1: what the shapes allow
+  std::int64_t max_seqlen_q = -1;   // bounds, for speed; -1: what the shapes allow
   std::int64_t max_seqlen_k = -1;
   std::int64_t cp_world_size = 1;  // local key j is key j * cp_world_size + cp_rank of the sequence
   std::int64_t cp_rank = 0;
@@ -63,11 +63,11 @@ struct Problem {
   int batch = 0;
   int seqlen_q = 0;  // of each sequence; where lengths are on the device, a bound
   int seqlen_k = 0;
-  int total_q = 0;      // rows of q in all sequences, at most
-  bool ragged = false;  // lengths are on the device
+  int total_q = 0;        // rows of q in all sequences, at most
+  bool ragged = false;    // lengths are on the device
   bool packed_q = false;  // q is (Tq, Hq, D)
   KeyLayout keys = KeyLayout::kDense;
-  int page_size = 0;         // 0: no pages
+  int page_size = 0;          // 0: no pages
   bool has_metadata = false;  // the schedule was made before
   int heads_q = 0;
   int heads_k = 0;
@@ -99,9 +99,9 @@ struct KernelPlan {
   TileConfig tile;
   int ctas = 0;  // size of the persistent grid
   int threads = 0;
-  bool may_split = false;         // tiles may be cut along the keys, so that every block gets the same share
-  std::int64_t most_tiles = 0;    // bounds of what the schedule may hold
-  std::int64_t most_units = 0;    // key blocks of all tiles, or splits of fixed size
+  bool may_split = false;          // tiles may be cut along the keys, so that every block gets the same share
+  std::int64_t most_tiles = 0;     // bounds of what the schedule may hold
+  std::int64_t most_units = 0;     // key blocks of all tiles, or splits of fixed size
   std::int64_t partial_slots = 0;  // parts of tiles that the workspace has room for
   int partial_rows = 0;            // query rows of each
 };
@@ -116,13 +116,14 @@ struct Plan {
   std::int64_t tiles = 0;
   int ctas = 0;  // size of the persistent grid
   int threads = 0;
-  int heads_per_pass = 0;  // of a dense call: head groups (of all sequences) whose tiles run together, so that their K and V stay in L2
-  bool listed = false;         // tiles come from the schedule of the step, not from their index alone
-  bool makes_schedule = false;  // which has to be computed first
-  bool fixed_splits = false;    // splits depend on a sequence alone (batch_invariant)
-  bool forces_splits = false;   // by units also where whole tiles fill the grid
-  int max_splits = 0;           // of a tile; 0: no bound
-  int keys_in_l2 = 0;           // of one K/V head
+  int heads_per_pass =
+      0;  // of a dense call: head groups (of all sequences) whose tiles run together, so that their K and V stay in L2
+  bool listed = false;              // tiles come from the schedule of the step, not from their index alone
+  bool makes_schedule = false;      // which has to be computed first
+  bool fixed_splits = false;        // splits depend on a sequence alone (batch_invariant)
+  bool forces_splits = false;       // by units also where whole tiles fill the grid
+  int max_splits = 0;               // of a tile; 0: no bound
+  int keys_in_l2 = 0;               // of one K/V head
   std::vector<KernelPlan> kernels;  // in the order of their launches; the combine kernel follows if any may split
   std::int64_t workspace_bytes = 0;
   std::vector<std::string> reasons;  // one line for each decision

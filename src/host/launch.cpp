@@ -362,7 +362,7 @@ void launch(Plan const& plan, Problem const& problem, Arguments const& args, Str
     KernelEntry const& entry = find_kernel(kernel.family, plan.dtype, kernel.tile);
     prepare_kernel(entry.function, entry.shared_bytes, args.q.device);
     AttentionParams params = attention_params(plan, kernel, problem, args, workspace, workspace.partial[i]);
-    params.wait_at_start = plan.makes_schedule;
+    params.wait_at_start = plan.makes_schedule && first;  // kernels after it start when it has waited
     launch_kernel(entry.function,
                   {.grid = dim3(static_cast<unsigned>(kernel.ctas)),
                    .threads = entry.threads,
@@ -380,6 +380,7 @@ void make_schedule(ScheduleArguments const& args, Stream stream) {
   if (problem.batch == 0) { return; }
   require_supported_device(args.metadata.device);
   SequenceParams sequences = sequence_params(problem, args.options);
+  sequences.cache_batch_idx = nullptr;  // which sequence of the cache it is changes no length
   // The tensors that bound the lengths are not known here: a call clamps to them.
   constexpr int kUnbounded = 1 << 29;
   sequences.seqlen_q = args.options.cu_seqlens_q.given() ? kUnbounded : problem.seqlen_q;

@@ -12,6 +12,7 @@
 #include "kernels/tile_work.h"
 #include "kernels/tma_loader.h"
 #include "kernels/traits.h"
+#include "kernels/warm_schedule.h"
 #include "kernels/work_source.h"
 
 namespace hopper_attention {
@@ -39,35 +40,22 @@ __device__ __forceinline__ void setup_barriers(typename Traits::SharedStorage& s
   cutlass::arch::fence_barrier_init();
 }
 
-// The scheduler warp: finds this CTA's work and publishes it.
-template <class Traits>
-__device__ __forceinline__ void schedule(AttentionParams const& params, typename Traits::SharedStorage& shared) {
+// Publishes the items of `source`, one after the other, and that there are no more.
+template <class Traits, class Source, class Draw>
+__device__ __forceinline__ void publish(AttentionParams const& params, typename Traits::SharedStorage& shared,
+                                        Source& source, Draw draw) {
   bool const leader = threadIdx.x % 32 == 0;
-  int round = 0;
-  auto const draw = [&](Draws const& draws) {
-    int const own = static_cast<int>(blockIdx.x) + round++ * params.schedule.ctas;
-    // The first one is the CTA's own. After as many draws as there are items the counter is back at 0.
-    if (own < params.schedule.ctas || draws.counter == nullptr || draws.count <= params.schedule.ctas) { return own; }
-    int index = 0;
-    if (leader) {
-      index = params.schedule.ctas + static_cast<int>(atomicInc(reinterpret_cast<unsigned*>(draws.counter),
-                                                                static_cast<unsigned>(draws.count - 1)));
-    }
-    return __shfl_sync(0xffffffff, index, 0);
-  };
-  // In shared memory, since producers have no registers for it. All lanes write the same.
-  using Source = typename Traits::Source;
-  Source& source = *new (shared.source) Source(params, Traits::kConsumerWarpgroups, blockIdx.x);
   RingState<Traits::kWorkSlots> write;
   WorkItem item;
   do {
+    wait_barrier(shared.work_empty[write.slot], write.phase ^ 1);
     TileWork work;
     do {
+      __syncwarp();  // all lanes write a source in shared memory
       source.next(item, work.sequence, draw);
       work.last = item.place < 0;
       if (!work.last) { work = tile_work(params, Traits::kConsumerWarpgroups, Traits::kKeys, item, work.sequence); }
     } while (!work.last && work.queries.last < work.queries.first);
-    wait_barrier(shared.work_empty[write.slot], write.phase ^ 1);  // last: finding work takes as long as a short tile
     if (leader) {
       shared.work[write.slot] = work;
       arrive_barrier(shared.work_full[write.slot]);
@@ -75,6 +63,32 @@ __device__ __forceinline__ void schedule(AttentionParams const& params, typename
     __syncwarp();
     ++write;
   } while (item.place >= 0);
+}
+
+// The scheduler warp: finds this CTA's work.
+template <class Traits>
+__device__ __forceinline__ void schedule(AttentionParams const& params, typename Traits::SharedStorage& shared) {
+  int round = 0;
+  auto const draw = [&](Draws const& draws) {
+    int const own = static_cast<int>(blockIdx.x) + round++ * params.schedule.ctas;
+    // The first one is the CTA's own. After as many draws as there are items the counter is back at 0.
+    if (own < params.schedule.ctas || draws.counter == nullptr || draws.count <= params.schedule.ctas) { return own; }
+    int index = 0;
+    if (threadIdx.x % 32 == 0) {
+      index = params.schedule.ctas + static_cast<int>(atomicInc(reinterpret_cast<unsigned*>(draws.counter),
+                                                                static_cast<unsigned>(draws.count - 1)));
+    }
+    return __shfl_sync(0xffffffff, index, 0);
+  };
+  if (!Traits::kScheduled || !params.listed) {
+    DenseWorkSource source(params, blockIdx.x);
+    publish<Traits>(params, shared, source, draw);
+  } else {
+    warm_schedule(params.schedule, params.sequences);
+    // In shared memory, since producers have no registers for it. All lanes write the same.
+    auto& source = *new (shared.source) WorkSource(params, Traits::kConsumerWarpgroups, blockIdx.x);
+    publish<Traits>(params, shared, source, draw);
+  }
 }
 
 struct WaitAtOnce {

@@ -10,6 +10,7 @@
 #include "kernels/sink.h"
 #include "kernels/softmax.h"
 #include "kernels/split_combine_params.h"
+#include "kernels/warm_schedule.h"
 
 namespace hopper_attention {
 
@@ -24,6 +25,7 @@ __global__ void __launch_bounds__(kSplitCombineThreads)
   int const lane = threadIdx.x % 32;
   int const warp = threadIdx.x / 32;
   Sequence sequence;
+  warm_schedule(task.schedule, params.sequences);
   PartedTile const tile = find_parted_tile(task, params.sequences, sequence,
                                            static_cast<int>(blockIdx.x) - (second ? params.task[0].candidates : 0));
   wait_for_prerequisites();  // the schedule and the lengths are older than the parts

@@ -91,8 +91,6 @@ struct AttentionTraits {
   static constexpr int kBytesK = kKeys * kHeadDim * sizeof(Element);
   static constexpr int kBytesV = kKeys * kHeadDimV * sizeof(Element);
 
-  using Source = conditional_t<kScheduled, WorkSource, DenseWorkSource>;
-
   static constexpr int kSharedLimit = 228 * 1024 / kTile.per_sm - 1024;
   static constexpr int kBarrierBytes = 1024;  // and work items
   // How many items the scheduler is ahead. Items of one query are short; where CTAs draw their tiles, each one ahead is
@@ -113,7 +111,7 @@ struct AttentionTraits {
     uint64_t empty[kStages];   // every consumer warp is done with it
     uint64_t landed[kStages];  // a block of V has arrived, but some of its rows are still to be hidden
     TileWork work[kWorkSlots];
-    alignas(8) char source[sizeof(Source)];  // the scheduler warp's state
+    alignas(8) char source[sizeof(WorkSource)];  // the scheduler warp's state
     uint64_t work_full[kWorkSlots];
     uint64_t work_empty[kWorkSlots];  // every warp is done with it
   };

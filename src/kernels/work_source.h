@@ -46,10 +46,10 @@ struct Draws {
   int* counter = nullptr;
 };
 
-// Of a kernel that only dense calls use: tile after tile of its own list.
+// Of a dense call whose CTAs take whole tiles: they follow from their index.
 class DenseWorkSource {
  public:
-  HA_HOST_DEVICE DenseWorkSource(AttentionParams const& params, int /*slabs*/, int cta)
+  HA_HOST_DEVICE DenseWorkSource(AttentionParams const& params, int cta)
       : params_(params), scheduler_(params.scheduler, cta) {}
 
   template <class Draw>
@@ -72,11 +72,7 @@ class DenseWorkSource {
 class WorkSource {
  public:
   HA_HOST_DEVICE WorkSource(AttentionParams const& params, int slabs, int cta)
-      : params_(params),
-        schedule_(params.schedule),
-        dense_(params, slabs, cta),
-        queries_per_tile_(params.packing.queries_per_slab * slabs) {
-    if (!params.listed) { return; }
+      : params_(params), schedule_(params.schedule), queries_per_tile_(params.packing.queries_per_slab * slabs) {
     by_units_ = schedule_.by_units();
     if (by_units_) { chunks_ = schedule_.chunks(); }
     draws_ = {by_units_ ? chunks_.count : schedule_.tiles(), schedule_.counter()};
@@ -85,9 +81,7 @@ class WorkSource {
   // The next item and its sequence; item.place is -1 at the end. `draw(Draws)` hands out 0, 1, 2, ... among all CTAs.
   template <class Draw>
   HA_HOST_DEVICE void next(WorkItem& item, Sequence& sequence, Draw draw) {
-    if (!params_.listed) {
-      dense_.next(item, sequence, draw);
-    } else if (by_units_) {
+    if (by_units_) {
       next_units(item, sequence, draw);
     } else {
       next_tile(item, sequence, draw(draws_));
@@ -159,7 +153,6 @@ class WorkSource {
 
   AttentionParams const& params_;
   Schedule schedule_;
-  DenseWorkSource dense_;
   int queries_per_tile_;
   bool by_units_ = false;
   Chunks chunks_{};
