@@ -18,7 +18,7 @@
 namespace hopper_attention {
 
 // Warps of the producer warpgroup. Each walks the same work, so that none waits for what only another needs.
-enum class ProducerWarp { kKeysValues = 0, kQueries = 1, kHideValues = 2, kSchedule = 3 };
+enum class ProducerWarp { kKeysValues = 0, kQueries = 1, kValues = 2, kSchedule = 3 };
 
 template <class Traits>
 __device__ __forceinline__ void setup_barriers(typename Traits::SharedStorage& shared) {
@@ -136,11 +136,11 @@ __device__ __forceinline__ void produce(AttentionParams const& params, typename 
       loader.load_queries(work, phase);
       phase ^= 1;
     });
-  } else if (warp == ProducerWarp::kHideValues) {
+  } else if (warp == ProducerWarp::kValues) {
     RingState<Traits::kStages> read;
     uint32_t landed_phases = 0;
     for_each_work<Traits>(shared, [&](TileWork const& work) {
-      if (!work.range.empty()) { loader.hide_values(work, read, landed_phases); }
+      if (!work.range.empty()) { loader.finish_values(work, read, landed_phases); }
     });
   } else {
     schedule<Traits>(params, shared);

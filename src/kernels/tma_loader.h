@@ -44,58 +44,79 @@ struct TmaLoader {
     }
   }
 
-  // Keys one block ahead of values, so that S of block n - 1 starts under P V of block n. All lanes of a warp.
+  // Keys one block ahead of values, so that S of block n - 1 starts under P V of block n. All lanes of a warp. With
+  // pages the values are left to the warp that hides them: a warp issues the boxes of its lanes one after the other.
   __device__ __forceinline__ void load_keys_values(TileWork const& work, State& write) const {
     BlockRange const range = work.range;
-    Pages current = pages_of(work, range.end - 1);
-    Pages next = pages_of(work, range.end - 2);
+    int current = page_of(work, range.end - 1);
+    int next = page_of(work, range.end - 2);
     load_k(work, range.end - 1, current, write);
     ++write;
     for (int n = range.end - 1; n > range.begin; --n) {
-      Pages const ahead = pages_of(work, n - 2);  // long before they are needed
+      int const ahead = page_of(work, n - 2);  // long before it is needed
       load_k(work, n - 1, next, write);
       ++write;
-      load_v(work, n, current, write);
+      if (!paged()) { load_v(work, n, current, write); }
       ++write;
       current = next;
       next = ahead;
     }
-    load_v(work, range.begin, current, write);
+    if (!paged()) { load_v(work, range.begin, current, write); }
     ++write;
   }
 
   // Zeroes the rows of V outside the keys that the tile sees: their probabilities are 0, but 0 x NaN is NaN. Called by
-  // one warp, which walks the ring beside the loading warp.
-  __device__ __forceinline__ void hide_values(TileWork const& work, State& read, uint32_t& landed_phases) const {
+  // one warp, which walks the ring beside the loading warp; with pages it loads the values as well.
+  __device__ __forceinline__ void finish_values(TileWork const& work, State& read, uint32_t& landed_phases) const {
     if (gathered()) { return; }  // without those rows
     BlockRange const range = work.range;
     ++read;  // K of the last block
+    if (!paged()) {
+      for (int n = range.end - 1; n >= range.begin; --n) { hide(work, n, read, landed_phases); }
+      return;
+    }
+    State hidden = read;  // how far rows are hidden, behind the loads
+    int to_hide = range.end - 1;
+    int next = page_of(work, range.end - 1);
     for (int n = range.end - 1; n >= range.begin; --n) {
+      int const page = next;
+      next = page_of(work, n - 1);
       if (n > range.begin) { ++read; }  // K n - 1
-      if (work.hides_rows(n, Traits::kKeys)) {
-        wait_barrier(shared.landed[read.slot], landed_phases >> read.slot & 1);
-        landed_phases ^= 1U << read.slot;
-        KeyInterval const keep = work.rows_to_keep(n, Traits::kKeys);
-        zero_rows(shared.ring[read.slot], 0, keep.begin);
-        zero_rows(shared.ring[read.slot], keep.end, Traits::kKeys);
-        tma_store_fence();  // ordinary stores before the reads of WGMMA
-        __syncwarp();
-        if (lane == 0) { arrive_barrier(shared.full[read.slot]); }
+      // A slot may become free only when consumers have had the blocks before.
+      while (to_hide > n && !__all_sync(0xffffffff, test_barrier(shared.empty[read.slot], read.phase ^ 1))) {
+        hide(work, to_hide--, hidden, landed_phases);
       }
+      load_v(work, n, page, read);
       ++read;
     }
+    while (to_hide >= range.begin) { hide(work, to_hide--, hidden, landed_phases); }
   }
 
  private:
-  using Pages = BlockPages<Traits::kKeys>;
-
   __device__ __forceinline__ bool paged() const { return Traits::kScheduled && params.pages.table != nullptr; }
 
   __device__ __forceinline__ bool gathered() const { return Traits::kScheduled && params.pages.gathered(); }
 
-  // TMA delivers zeros for a page that does not exist.
-  __device__ __forceinline__ Pages pages_of(TileWork const& work, int n) const {
-    return paged() ? find_pages<Traits::kKeys>(params.pages, work, n, lane) : Pages{};
+  // Page of the box of block n that this lane brings: a box has 8 keys or more, so that lanes have at most one. TMA
+  // delivers zeros for a page that does not exist.
+  __device__ __forceinline__ int page_of(TileWork const& work, int n) const {
+    return paged() ? find_pages<Traits::kKeys>(params.pages, work, n, lane).id[0] : 0;
+  }
+
+  // Block n of V, whose slot follows `read`: hides its rows, if it has any to hide, and moves on to the next block.
+  __device__ __forceinline__ void hide(TileWork const& work, int n, State& read, uint32_t& landed_phases) const {
+    if (n > work.range.begin) { ++read; }  // K n - 1
+    if (work.hides_rows(n, Traits::kKeys)) {
+      wait_barrier(shared.landed[read.slot], landed_phases >> read.slot & 1);
+      landed_phases ^= 1U << read.slot;
+      KeyInterval const keep = work.rows_to_keep(n, Traits::kKeys);
+      zero_rows(shared.ring[read.slot], 0, keep.begin);
+      zero_rows(shared.ring[read.slot], keep.end, Traits::kKeys);
+      tma_store_fence();  // ordinary stores before the reads of WGMMA
+      __syncwarp();
+      if (lane == 0) { arrive_barrier(shared.full[read.slot]); }
+    }
+    ++read;
   }
 
   // Idle rows of a packed slab are not written; boxes of the tensor map hold whole queries.
@@ -103,26 +124,26 @@ struct TmaLoader {
     return params.query_rows * Traits::kHeadDim * static_cast<uint32_t>(sizeof(Element));
   }
 
-  __device__ __forceinline__ void load_k(TileWork const& work, int n, Pages const& pages, State const& write) const {
+  __device__ __forceinline__ void load_k(TileWork const& work, int n, int page, State const& write) const {
     wait_barrier(shared.empty[write.slot], write.phase ^ 1);
     uint64_t& arrival = shared.full[write.slot];
     if (lane == 0) { expect_bytes(arrival, Traits::kBytesK); }
     __syncwarp();
-    load_block<Traits::kHeadDim, Traits::kSlabColumns>(params.k, arrival, shared.ring[write.slot], work, n, pages);
+    load_block<Traits::kHeadDim, Traits::kSlabColumns>(params.k, arrival, shared.ring[write.slot], work, n, page);
   }
 
-  __device__ __forceinline__ void load_v(TileWork const& work, int n, Pages const& pages, State const& write) const {
+  __device__ __forceinline__ void load_v(TileWork const& work, int n, int page, State const& write) const {
     wait_barrier(shared.empty[write.slot], write.phase ^ 1);
     uint64_t& arrival = work.hides_rows(n, Traits::kKeys) ? shared.landed[write.slot] : shared.full[write.slot];
     if (lane == 0) { expect_bytes(arrival, Traits::kBytesV); }
     __syncwarp();
-    load_block<Traits::kHeadDimV, Traits::kSlabColumnsV>(params.v, arrival, shared.ring[write.slot], work, n, pages);
+    load_block<Traits::kHeadDimV, Traits::kSlabColumnsV>(params.v, arrival, shared.ring[write.slot], work, n, page);
   }
 
   // Block n into a ring slot, column slab by column slab: one box of all keys, or one for each piece of a page.
   template <int kColumns, int kSlabColumns>
   __device__ __forceinline__ void load_block(CUtensorMap const& map, uint64_t& arrival, Element* slot,
-                                             TileWork const& work, int n, Pages const& pages) const {
+                                             TileWork const& work, int n, int page) const {
     int const place = work.sequence.k_row + work.first_key(n, Traits::kKeys);
     if (!paged()) {
       if (lane == 0) {
@@ -135,16 +156,13 @@ struct TmaLoader {
       return;
     }
     PageParams const& p = params.pages;
-    CUTE_UNROLL
-    for (int i = 0; i < ceil_div(Traits::kKeys, 32); ++i) {
-      int const box = (i * 32 + lane) * p.box_keys;
-      if (box < Traits::kKeys) {
-        int const row = p.size.remainder(place + box);
-        CUTE_NO_UNROLL  // unrolled, the addresses do not fit in a producer's registers
-            for (int c = 0; c < kColumns; c += kSlabColumns) {
-          SM90_TMA_LOAD_4D::copy(&map, &arrival, kHintKeys, slot + c * Traits::kKeys + box * kSlabColumns, c, row,
-                                 work.head_k, pages.id[i]);
-        }
+    int const box = lane * p.box_keys;
+    if (box < Traits::kKeys) {
+      int const row = p.size.remainder(place + box);
+      CUTE_UNROLL
+      for (int c = 0; c < kColumns; c += kSlabColumns) {
+        SM90_TMA_LOAD_4D::copy(&map, &arrival, kHintKeys, slot + c * Traits::kKeys + box * kSlabColumns, c, row,
+                               work.head_k, page);
       }
     }
   }
