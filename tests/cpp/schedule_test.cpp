@@ -8,6 +8,7 @@
 #include <optional>
 #include <random>
 #include <set>
+#include <sstream>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -123,16 +124,16 @@ struct Request {
 };
 
 std::string text_of(Request const& r) {
-  std::string text = "heads " + std::to_string(r.heads_q) + "/" + std::to_string(r.heads_k) + ", d " +
-                     std::to_string(r.head_dim) + ", SMs " + std::to_string(r.sm_count) + ", splits " +
-                     std::to_string(r.options.num_splits) + " forced " + std::to_string(r.forced_splits) +
-                     (r.options.batch_invariant ? ", fixed" : "") + (r.packed_q ? ", packed q" : "") +
-                     (r.packed_k ? ", packed k" : "") + (r.alike ? ", alike" : "") + ", page unit " +
-                     std::to_string(r.page_unit) + ", leftpad " + std::to_string(r.leftpad) + ", lengths";
+  std::ostringstream text;
+  text << "heads " << r.heads_q << "/" << r.heads_k << ", d " << r.head_dim << ", SMs " << r.sm_count << ", splits "
+       << r.options.num_splits << " forced " << r.forced_splits << (r.options.batch_invariant ? ", fixed" : "")
+       << (r.packed_q ? ", packed q" : "") << (r.packed_k ? ", packed k" : "") << (r.alike ? ", alike" : "")
+       << ", page unit " << r.page_unit << ", leftpad " << r.leftpad << ", lengths";
   for (std::size_t i = 0; i < std::min<std::size_t>(r.lengths.size(), 40); ++i) {
-    text += " " + std::to_string(r.lengths[i].q) + "x" + std::to_string(r.lengths[i].k);
+    text << " " << r.lengths[i].q << "x" << r.lengths[i].k;
   }
-  return text + " of " + std::to_string(r.lengths.size());
+  text << " of " << r.lengths.size();
+  return text.str();
 }
 
 void make_call(Request const& r, Call& call) {
