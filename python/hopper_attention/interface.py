@@ -4,9 +4,11 @@ Dimension letters: B batch, Sq / Sk queries / keys of a sequence, T tokens of al
 and v (Hq a multiple of Hk), D head dim of q and k, Dv head dim of v and out.
 
 CUDA tensors run the kernels, CPU torch tensors and numpy arrays the reference; the two cannot be mixed in one call.
-Errors are ValueError, TypeError or NotImplementedError, raised before anything is launched or written; RuntimeError if
-the GPU or its driver cannot run the kernels. No call synchronises (but to read a max_seqlen_* that is on the GPU) or
-allocates on the device beyond `torch.empty` for results and workspace, so that all can be captured in CUDA graphs.
+While torch traces or a mode or transform watches, calls go through `torch.ops.hopper_attention` and do the same.
+Errors are ValueError, TypeError or NotImplementedError, raised before anything is launched or written (but see
+`flash_attn_with_kvcache`); RuntimeError if the GPU or its driver cannot run the kernels. No call synchronises (but to
+read a max_seqlen_* that is on the GPU) or allocates on the device beyond `torch.empty` for results, workspace and a
+rotated q, so that all can be captured in CUDA graphs.
 
 Accepted without effect: q_descale, k_descale, v_descale with 16-bit tensors; pack_gqa (a hint); deterministic (results
 always are); max_seqlen_q with dense q; cu_seqlens_k_new without k.
@@ -64,18 +66,20 @@ def flash_attn_func(
     was passed). window_size: (left, right) keys beside that diagonal, inclusive; -1 is unlimited, None is (-1, -1).
     attention_chunk: queries and keys of one chunk of this length see each other; 0 is off. softcap: softcap *
     tanh(scores / softcap) before the mask; 0 is off. s_aux (Hq,) bf16, fp16 or fp32: a logit per head in the
-    denominator. num_splits: 0 lets the plan choose, 1 to 256 is an upper bound. sm_margin: SMs left free.
-    batch_invariant: the result of a sequence depends on no other.
+    denominator. num_splits: how many parts the keys of a tile may be cut into; 0 lets the plan choose, 1 to 256 is an
+    upper bound. sm_margin: SMs left free. batch_invariant: the bits of a sequence's result depend on that sequence
+    alone, not on other sequences, num_splits, max_seqlen_* or whether metadata is given.
 
     out (B, Sq, Hq, Dv), dtype of q: written and returned; must not overlap an input. softmax_lse (B, Hq, Sq) float32,
-    contiguous: filled if given. workspace: uint8, 16-byte aligned, of plan(...).workspace_bytes or more; allocated if it
-    is needed and not given.
+    contiguous: filled if given. workspace: (bytes,) uint8, 16-byte aligned, with any contents, of
+    plan(...).workspace_bytes or more; allocated if it is needed and not given.
 
     Returns out; with return_attn_probs (out, softmax_lse): natural log, including s_aux. A query that sees no key gives
     0 and -inf, with s_aux 0 and s_aux.
 
-    Raises NotImplementedError for qv, for tensors that require grad while grad mode is on, and for head dims without a
-    kernel. Allocates out, and softmax_lse if it is returned.
+    Raises on the GPU NotImplementedError for qv, for fp8, for tensors that require grad while grad mode is on, and for
+    head dims without a kernel; ValueError and TypeError, with the argument's name, for shapes, strides, dtypes, devices
+    and overlaps that are not as above. Allocates, if not given, out, softmax_lse if it is returned, and the workspace.
     """
     if is_watched(q) or not on_cuda("q", q):
         return _elsewhere(q).flash_attn_func(
@@ -168,22 +172,25 @@ def flash_attn_varlen_func(
     `flash_attn_func`.
 
     Lengths are int32 on the device of q, contiguous (page_table: unit last stride), and read there alone: what is out
-    of bounds is clamped, see `check_metadata`. cu_seqlens_q, cu_seqlens_k (B + 1,): where each sequence starts; one of
-    cu_seqlens_k and page_table is needed. seqused_q, seqused_k (B,): how many queries and keys count, from the start of
-    the sequence; seqused_k is needed with pages. q may have rows outside all sequences: their out and LSE are not
+    of bounds is clamped, see `check_metadata`; a negative length counts as 0. cu_seqlens_q, cu_seqlens_k (B + 1,): where each sequence starts; exactly one
+    of cu_seqlens_k and page_table is needed. seqused_q, seqused_k (B,): how many queries and keys count, from the start
+    of the sequence; seqused_k is needed with pages. q may have rows outside all sequences: their out and LSE are not
     written.
 
     max_seqlen_q, max_seqlen_k: upper bounds, for speed only: an int, or a 0-d integer tensor (one on the GPU is read,
     which synchronises, and is refused during graph capture); None is what the shapes allow.
 
-    scheduler_metadata: from `get_scheduler_metadata`, so that layers share it. cp_world_size, cp_rank: this rank holds
+    scheduler_metadata: from `get_scheduler_metadata`, so that layers share it; None: made in the workspace by each
+    call. num_splits: as in `flash_attn_func`; with 1 no tile is cut, sequences of few queries included. cp_world_size, cp_rank: this rank holds
     the keys whose position is cp_rank modulo cp_world_size; k, v and their lengths are local, cp_tot_seqused_k (B,) the
-    lengths on all ranks; out and LSE are of the local keys, for `merge_states`. workspace: uint8, 16-byte aligned, of
-    plan(...).workspace_bytes or more; allocated if it is needed and not given. The other arguments are those of
-    `flash_attn_func`.
+    lengths on all ranks; out and LSE are of the local keys, for `merge_states`. workspace: (bytes,) uint8, 16-byte
+    aligned, with any contents; how many bytes follows from shapes and bounds, never from lengths, and one that is too
+    small raises ValueError with the number; allocated if not given. The other arguments are those of `flash_attn_func`.
 
-    Returns out (Tq, Hq, Dv); with return_attn_probs (out, softmax_lse (Hq, Tq) float32). A query that sees no key gives
-    0 and -inf, with s_aux 0 and s_aux.
+    out (Tq, Hq, Dv) and softmax_lse (Hq, Tq) float32, contiguous, are written if given. Returns out; with
+    return_attn_probs (out, softmax_lse). A query that sees no key gives 0 and -inf, with s_aux 0 and s_aux.
+
+    Raises and allocates as `flash_attn_func`.
     """
     if not is_watched(q) and on_cuda("q", q):
         if qv is not None:
@@ -300,21 +307,25 @@ def flash_attn_with_kvcache(
 
     q (B, Sq, Hq, D), or (Tq, Hq, D) with cu_seqlens_q (B + 1,). k_cache (Bc, S, Hk, D), v_cache (Bc, S, Hk, Dv), or
     with page_table (B, n) pages (pages, page_size, Hk, D / Dv). cache_seqlens: keys in the cache before the append,
-    (B,) or an int for all sequences; it is not modified. None is a full cache; pages need it. cache_batch_idx (B,):
-    which row of the cache belongs to a sequence, default its own; not with pages. cache_leftpad (B,): slots at the
-    start of a sequence that hold no keys. All tensors of lengths are int32 on the device of q; what is out of bounds is
-    clamped.
+    (B,) or an int for all sequences; it is not modified. None is a full cache; pages, k and v need it. cache_batch_idx
+    (B,): which row of the cache belongs to a sequence, default its own; not with pages. cache_leftpad (B,): slots at
+    the start of a sequence that hold no keys. All tensors of lengths are int32 on the device of q, contiguous; what is
+    out of bounds is clamped. num_splits: as in `flash_attn_func`, but the plan chooses by default.
 
-    k (B, Sn, Hk, D) and v (B, Sn, Hk, Dv), or (Tn, Hk, ...) with cu_seqlens_k_new (B + 1,), go to the slots from
-    cache_seqlens on; what does not fit is dropped. Attention sees cache_seqlens + new - cache_leftpad keys. rotary_cos,
-    rotary_sin (positions, rotary_dim / 2) rotate new keys at rotary_seqlens (B,) (default cache_seqlens) + j, and
+    k (B, Sn, Hk, D) and v (B, Sn, Hk, Dv), or (Tn, Hk, ...) with cu_seqlens_k_new (B + 1,), dtype of the cache, go to
+    the slots from cache_seqlens on; what does not fit or has no valid page is dropped. Attention sees cache_seqlens +
+    new - cache_leftpad keys. rotary_cos, rotary_sin (positions, rotary_dim / 2), float32 or dtype of the cache,
+    rotary_dim up to D, rotate neighbouring columns, without rotary_interleaved the two halves; new keys at rotary_seqlens (B,) (default cache_seqlens) + j, and
     queries likewise if attention is causal, windowed or in chunks, else all at the start; q is not modified.
 
     max_seqlen_q, scheduler_metadata, cp_* and workspace as in `flash_attn_varlen_func`, the other arguments as in
     `flash_attn_func`.
 
     Returns out, as q with Dv; with return_softmax_lse (out, softmax_lse (B, Hq, Sq) or (Hq, Tq) float32). A query that
-    sees no key gives 0 and -inf, with s_aux 0 and s_aux. Allocates a rotated q with rotary embedding.
+    sees no key gives 0 and -inf, with s_aux 0 and s_aux.
+
+    Raises and allocates as `flash_attn_func`, and allocates a rotated q with rotary embedding. Appending is a launch of
+    its own before attention: a workspace that is too small and a kernel that this build lacks are found after it.
     """
     if not is_watched(q) and on_cuda("q", q):
         if qv is not None:
@@ -408,7 +419,8 @@ def flash_attn_combine(out_partial, lse_partial, out=None, out_dtype=None):
     that of out, else of out_partial.
 
     Returns (out, lse (B, M, H) float32, a transposed view of (B, H, M)). A row without keys gives 0 and -inf. Allocates
-    out unless given, and lse.
+    out unless given, and lse. One kernel. Raises ValueError and TypeError for what is not as above, NotImplementedError
+    for a wider D and for tensors that require grad while grad mode is on.
     """
     if is_watched(out_partial) or not on_cuda("out_partial", out_partial):
         return _elsewhere(out_partial).flash_attn_combine(out_partial, lse_partial, out, out_dtype)
@@ -426,7 +438,8 @@ def merge_states(out_a, lse_a, out_b, lse_b, *, out=None, lse=None):
     out and lse, like out_a and lse_a, are written if given. out may be out_a, and lse may be lse_a; otherwise they must
     not overlap the other tensors.
 
-    Returns (out, lse). A row without keys on both sides gives 0 and -inf. Allocates out and lse unless given.
+    Returns (out, lse). A row without keys on both sides gives 0 and -inf. Allocates out and lse unless given. One
+    kernel. Raises as `flash_attn_combine`.
     """
     if is_watched(out_a) or not on_cuda("out_a", out_a):
         return _elsewhere(out_a).merge_states(out_a, lse_a, out_b, lse_b, out=out, lse=lse)
@@ -470,8 +483,9 @@ def get_scheduler_metadata(
 
     Returns a 1-D int32 tensor on the device of cache_seqlens (an int: of cu_seqlens_q, else the current one) of 1 + 4 *
     (B rounded up to a multiple of 4) elements, or `out`, of that many or more. Its contents may be copied elsewhere.
-    One small kernel; neither synchronises nor, with out, allocates. For CPU tensors, whose calls need no schedule:
-    zeros.
+    One small kernel; allocates only the result, and nothing with out. Calls that run at the same time on two streams
+    need metadata of their own. Raises ValueError, TypeError or NotImplementedError for what no call takes. For CPU
+    tensors, whose calls need no schedule: zeros.
     """
     source = schedule.source(cache_seqlens, cu_seqlens_q)
     if is_watched(source) or (source is not None and not on_cuda("cache_seqlens", source)):
