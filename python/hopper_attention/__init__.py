@@ -3,6 +3,12 @@
 CUDA tensors run the kernels; CPU torch tensors and numpy arrays run `hopper_attention.reference`: same functions, same
 semantics, no GPU needed. Importing this package imports neither torch nor numpy and touches neither GPU nor driver.
 `python -m hopper_attention.info` says what works on this machine, `python -m hopper_attention.demo` shows it.
+
+flash_attn_func for sequences of one length, flash_attn_varlen_func for packed ones, with packed or paged keys,
+flash_attn_with_kvcache for a cache, with appending; get_scheduler_metadata shares a step's schedule between layers;
+flash_attn_combine and merge_states put results over disjoint keys together; check_metadata finds wrong lengths; plan,
+is_supported and support_matrix say what would run. `torch_ops` and `integrations`, imported on request, are for torch
+operators and for engines.
 """
 
 from __future__ import annotations
