@@ -160,7 +160,7 @@ def _refuse_dispatching(name: str, x: Any, torch: Any) -> None:
     if type(x).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
         raise TypeError(
             f"{name}: a plain torch.Tensor is needed, found {type(x).__name__}, which has no memory of its own; "
-            "tracing (torch.compile, FakeTensorMode, functionalization) is not supported yet"
+            "tracing (torch.compile, FakeTensorMode, functionalization) is not supported"
         )
 
 

@@ -86,7 +86,7 @@ __device__ __forceinline__ void schedule(AttentionParams const& params, typename
   } else {
     warm_schedule(params.schedule, params.sequences);
     // In shared memory, since producers have no registers for it. All lanes write the same.
-    auto& source = *new (shared.source) WorkSource(params, Traits::kConsumerWarpgroups, blockIdx.x);
+    auto& source = *new (shared.source) WorkSource(params, Traits::kConsumerWarpgroups);
     publish<Traits>(params, shared, source, draw);
   }
 }

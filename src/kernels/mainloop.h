@@ -87,7 +87,9 @@ struct CollectiveMainloop {
 
     // Scores of block n -> row maxima.
     auto const update_max = [&](int n, auto kind) __attribute__((always_inline)) {
-      if constexpr (kind.kCapped) { apply_softcap<kRoomForSoftcap ? 4 : 1>(tSrS, params.softmax.softcap_inner); }
+      if constexpr (kind.kCapped) {
+        apply_softcap<kRoomForSoftcap && !kind.kMasked ? 4 : 1>(tSrS, params.softmax.softcap_inner);
+      }
       if constexpr (kind.kMasked) { apply_mask(tSrS, keys, work.first_key(n, Traits::kKeys) + rows.column); }
       softmax.update_max(tSrS, bool_constant<kind.kMasked>{});
     };

@@ -11,30 +11,35 @@ namespace hopper_attention {
 
 // scores -> tanh(scores * inner), to be scaled by softcap with the softmax, as 1 - 2 / (exp(2x) + 1). Its absolute
 // error is below 1e-6, where tanh.approx has 5e-4, which the LSE would show. The exponential unit is what limits a
-// capped block: where there are registers for it, one reciprocal serves kSharing = 4 scores, 1 / a = b (c d) / (a b c
-// d).
+// capped block: one reciprocal serves kSharing = 4 scores, 1 / a = b (c d) / (a b c d), where there are registers for
+// it. They are of one row, and of a block that needs no mask: bits of a score must not depend on memory that its query
+// does not see.
 template <int kSharing, class Scores>
 __device__ __forceinline__ void apply_softcap(Scores& scores, float inner) {
   constexpr float kMostExponent = 26.0F;  // tanh is 1 - 3e-8 there, and the product of four stays finite
   float const exponent = 2.0F * kLog2e * inner;
   static_assert(kSharing == 1 || kSharing == 4);
+  auto rows = rows_view(scores);
   CUTE_UNROLL
-  for (int i = 0; i < size(scores); i += kSharing) {
-    if constexpr (kSharing == 1) {
-      scores(i) = 1.0F - 2.0F * reciprocal_approx(exp2_approx(scores(i) * exponent) + 1.0F);
-    } else {
-      float d[4];
-      CUTE_UNROLL
-      for (int j = 0; j < 4; ++j) { d[j] = exp2_approx(fminf(scores(i + j) * exponent, kMostExponent)) + 1.0F; }
-      float const d01 = d[0] * d[1];
-      float const d23 = d[2] * d[3];
-      float const r = -2.0F * reciprocal_approx(d01 * d23);
-      float const r01 = r * d23;
-      float const r23 = r * d01;
-      scores(i) = fmaf(r01, d[1], 1.0F);
-      scores(i + 1) = fmaf(r01, d[0], 1.0F);
-      scores(i + 2) = fmaf(r23, d[3], 1.0F);
-      scores(i + 3) = fmaf(r23, d[2], 1.0F);
+  for (int r = 0; r < kRowsPerThread; ++r) {
+    CUTE_UNROLL
+    for (int c = 0; c < size<1>(rows); c += kSharing) {
+      if constexpr (kSharing == 1) {
+        rows(r, c) = 1.0F - 2.0F * reciprocal_approx(exp2_approx(rows(r, c) * exponent) + 1.0F);
+      } else {
+        float d[4];
+        CUTE_UNROLL
+        for (int j = 0; j < 4; ++j) { d[j] = exp2_approx(fminf(rows(r, c + j) * exponent, kMostExponent)) + 1.0F; }
+        float const d01 = d[0] * d[1];
+        float const d23 = d[2] * d[3];
+        float const two = -2.0F * reciprocal_approx(d01 * d23);
+        float const of01 = two * d23;
+        float const of23 = two * d01;
+        rows(r, c) = fmaf(of01, d[1], 1.0F);
+        rows(r, c + 1) = fmaf(of01, d[0], 1.0F);
+        rows(r, c + 2) = fmaf(of23, d[3], 1.0F);
+        rows(r, c + 3) = fmaf(of23, d[2], 1.0F);
+      }
     }
   }
 }

@@ -42,8 +42,6 @@ HA_WGMMA(cutlass::bfloat16_t, "bf16", 80, 40, 40, 41, 42)
 HA_WGMMA(cutlass::half_t, "f16", 80, 40, 40, 41, 42)
 HA_WGMMA(cutlass::bfloat16_t, "bf16", 112, 56, 56, 57, 58)
 HA_WGMMA(cutlass::half_t, "f16", 112, 56, 56, 57, 58)
-HA_WGMMA(cutlass::bfloat16_t, "bf16", 144, 72, 72, 73, 74)
-HA_WGMMA(cutlass::half_t, "f16", 144, 72, 72, 73, 74)
 HA_WGMMA(cutlass::bfloat16_t, "bf16", 160, 80, 80, 81, 82)
 HA_WGMMA(cutlass::half_t, "f16", 160, 80, 80, 81, 82)
 HA_WGMMA(cutlass::bfloat16_t, "bf16", 176, 88, 88, 89, 90)
@@ -64,7 +62,7 @@ HA_WGMMA(cutlass::half_t, "f16", 176, 88, 88, 89, 90)
 // The instruction for S = Q K^T with blocks of `kKeys` keys: CuTe's where it has one, else the one above.
 template <class Element, int kKeys, int kHeadDim>
 constexpr auto select_mma_qk() {
-  if constexpr (kKeys == 80 || kKeys == 112 || kKeys == 144 || kKeys == 160 || kKeys == 176) {
+  if constexpr (kKeys == 80 || kKeys == 112 || kKeys == 160 || kKeys == 176) {
     return WgmmaSs<Element, kKeys>{};
   } else {
     return GMMA::ss_op_selector<Element, Element, float, Shape<Int<64>, Int<kKeys>, Int<kHeadDim>>>();

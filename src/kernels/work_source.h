@@ -71,7 +71,7 @@ class DenseWorkSource {
 
 class WorkSource {
  public:
-  HA_HOST_DEVICE WorkSource(AttentionParams const& params, int slabs, int cta)
+  HA_HOST_DEVICE WorkSource(AttentionParams const& params, int slabs)
       : params_(params), schedule_(params.schedule), queries_per_tile_(params.packing.queries_per_slab * slabs) {
     by_units_ = schedule_.by_units();
     if (by_units_) { chunks_ = schedule_.chunks(); }

@@ -110,7 +110,7 @@ struct ListedItem {
 
 // The first items of a CTA, whose draws are `cta`, `cta + ctas`, ... All lanes of a warp.
 HA_HOST_DEVICE void list_items(AttentionParams const& params, int slabs, int cta, ListedItem* items) {
-  WorkSource source(params, slabs, cta);
+  WorkSource source(params, slabs);
   int round = 0;
   auto const draw = [&](Draws const&) { return cta + round++ * params.schedule.ctas; };
   for (int i = 0; i < kMostItems; ++i) {

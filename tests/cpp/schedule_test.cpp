@@ -275,7 +275,7 @@ std::string run_kernel(AttentionParams const& params, KernelPlan const& kernel, 
   std::vector<Cta> ctas;
   std::set<std::pair<std::int64_t, int>> running;  // by units done, or by a random number
   for (int c = 0; c < kernel.ctas; ++c) {
-    ctas.push_back({WorkSource(params, slabs, c)});
+    ctas.push_back({WorkSource(params, slabs)});
     running.insert({turn == Turn::kRandom ? static_cast<std::int64_t>(random()) : 0, c});
   }
   std::map<int*, unsigned> counters;
