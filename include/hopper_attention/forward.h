@@ -183,6 +183,9 @@ HOPPER_ATTENTION_EXPORT Plan plan(Problem const& problem, DeviceInfo const& devi
 // the kernel was left out of this build, CudaError if the launch fails. `args` must have given `problem`.
 HOPPER_ATTENTION_EXPORT void launch(Plan const& plan, Problem const& problem, Arguments const& args, Stream stream);
 
+// Raises what forward() would raise for `args` before its first launch, and does nothing else.
+HOPPER_ATTENTION_EXPORT void check_call(Arguments const& args);
+
 // validate, plan (kept for the next call of the same problem) and launch on the device of `args.q`. Raises
 // InvalidArgument if the plan needs a workspace and args.workspace is not given or too small.
 HOPPER_ATTENTION_EXPORT void forward(Arguments const& args, Stream stream);

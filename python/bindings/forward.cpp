@@ -93,7 +93,7 @@ void run(nb::handle q, nb::handle k, nb::handle v, nb::handle out, nb::handle so
       .batch_invariant = batch_invariant,
   };
   if constexpr (kUntil == Until::kChecked) {
-    validate(args);
+    check_call(args);
   } else {
     Stream const work_stream = stream ? reinterpret_cast<Stream>(*stream) : q_argument.current_stream();
     Workspace made(allocate, q);

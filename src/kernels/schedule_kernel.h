@@ -10,6 +10,7 @@ namespace schedule_detail {
 
 constexpr int kWarps = kScheduleThreads / 32;
 constexpr int kBuckets = 256;  // 128 of each class
+constexpr int kItems = 4;      // sequences of a thread in a round
 
 // Blocks of a tile to an eighth: 16 steps where they double. Longer tiles have smaller numbers.
 __device__ __forceinline__ int bucket_of(bool decode, SequenceWork const& work) {
@@ -87,18 +88,37 @@ __global__ void __launch_bounds__(kScheduleThreads)
     int bucket;
   };
   auto const entry_of = [&](int b) {
+    if (b >= batch) { return Entry{{0, 0}, true, kBuckets}; }
     SeqlenQK const len = sequence_at(params.sequences, b).len;
     bool const decode = len.q <= params.decode.queries;
     SequenceWork const work = sequence_work(decode ? params.decode : params.prefill, params.mask, len);
     return Entry{work, decode, bucket_of(decode, work)};
   };
+  // Each warp takes a stretch of the sequences, 32 at a time.
+  int const items = min_of(kItems, ceil_div(batch, threads));
+  int const in_round = threads * items;
+  auto const sequence_of = [&](int first, int item) { return first + (warp * items + item) * 32 + lane; };
+  Entry entry[kItems];
+  auto const read_entries = [&](int first) {
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) { entry[i] = entry_of(i < items ? sequence_of(first, i) : batch); }
+  };
 
   // How many sequences each bucket has, and from that its first place.
-  Entry entry{};
-  for (int b = thread; b < batch; b += threads) {
-    entry = entry_of(b);
-    atomicAdd(&shared.place[entry.bucket], 1);
-    if (entry.work.tiles > 0) { atomicMax(&shared.most[entry.decode ? 1 : 0], entry.work.units); }
+  for (int first = 0; first < batch; first += in_round) {
+    read_entries(first);
+    int most[2] = {0, 0};
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) {
+      if (entry[i].bucket < kBuckets) { atomicAdd(&shared.place[entry[i].bucket], 1); }
+      int const units = entry[i].work.tiles > 0 ? entry[i].work.units : 0;
+      most[0] = max_of(most[0], entry[i].decode ? 0 : units);
+      most[1] = max_of(most[1], entry[i].decode ? units : 0);
+    }
+    for (int i = 0; i < 2; ++i) {
+      int const of_warp = __reduce_max_sync(0xffffffff, most[i]);
+      if (lane == 0 && of_warp > 0) { atomicMax(&shared.most[i], of_warp); }
+    }
   }
   __syncthreads();
   if (warp == 0) {
@@ -112,46 +132,80 @@ __global__ void __launch_bounds__(kScheduleThreads)
     }
   }
 
-  // Each sequence to its place: behind those of its bucket in earlier rounds, in earlier warps, in earlier lanes.
-  for (int first = 0; first < batch; first += threads) {
+  // Each sequence to its place: behind those of its bucket in earlier rounds, in earlier warps, earlier in its warp.
+  for (int first = 0; first < batch; first += in_round) {
     for (int i = thread; i < warps * kBuckets; i += threads) { shared.of_warp[i / kBuckets][i % kBuckets] = 0; }
     __syncthreads();
-    int const b = first + thread;
-    if (batch > threads && b < batch) { entry = entry_of(b); }
-    int const bucket = b < batch ? entry.bucket : kBuckets;
-    unsigned const alike = __match_any_sync(0xffffffff, bucket);
-    int const rank = __popc(alike & ((1U << lane) - 1));
-    if (b < batch && rank == 0) { shared.of_warp[warp][bucket] = static_cast<unsigned short>(__popc(alike)); }
+    if (batch > in_round) { read_entries(first); }
+    int rank[kItems];
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) {
+      int const bucket = entry[i].bucket;
+      unsigned const alike = __match_any_sync(0xffffffff, bucket);
+      int const in_group = __popc(alike & ((1U << lane) - 1));
+      int const so_far = bucket < kBuckets ? shared.of_warp[warp][bucket] : 0;
+      rank[i] = so_far + in_group;
+      __syncwarp();
+      if (bucket < kBuckets && in_group == 0) {
+        shared.of_warp[warp][bucket] = static_cast<unsigned short>(so_far + __popc(alike));
+      }
+      __syncwarp();
+    }
     __syncthreads();
-    int in_round = 0;
+    int of_round = 0;
     if (thread < kBuckets) {
+#pragma unroll 8
       for (int w = 0; w < warps; ++w) {
         int const count = shared.of_warp[w][thread];
-        shared.of_warp[w][thread] = static_cast<unsigned short>(in_round);
-        in_round += count;
+        shared.of_warp[w][thread] = static_cast<unsigned short>(of_round);
+        of_round += count;
       }
     }
     __syncthreads();
-    if (b < batch) {
-      int const place = shared.place[bucket] + shared.of_warp[warp][bucket] + rank;
-      order[place] = b;
-      tiles[place] = entry.work.tiles;
-      units[place] = entry.work.tiles * entry.work.units;
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) {
+      int const bucket = entry[i].bucket;
+      if (bucket == kBuckets) { continue; }
+      int const place = shared.place[bucket] + shared.of_warp[warp][bucket] + rank[i];
+      order[place] = sequence_of(first, i);
+      tiles[place] = entry[i].work.tiles;
+      units[place] = entry[i].work.tiles * entry[i].work.units;
     }
     __syncthreads();
-    if (thread < kBuckets) { shared.place[thread] += in_round; }
+    if (thread < kBuckets) { shared.place[thread] += of_round; }
   }
   __syncthreads();
 
+  // Sums over the places: each thread takes `items` neighbours.
   int carry[2] = {0, 0};
-  for (int first = 0; first < stride; first += threads) {
-    int const place = first + thread;
-    int value[2] = {place < batch ? tiles[place] : 0, place < batch ? units[place] : 0};
+  for (int first = 0; first < stride; first += in_round) {
+    int own[2][kItems];
+    int value[2] = {0, 0};
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) {
+      int const place = first + thread * items + i;
+      bool const exists = i < items && place < batch;
+      own[0][i] = exists ? tiles[place] : 0;
+      own[1][i] = exists ? units[place] : 0;
+    }
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) {
+      value[0] += own[0][i];
+      value[1] += own[1][i];
+    }
+    int const total[2] = {value[0], value[1]};
     scan(value, carry, shared);
-    if (place < stride) {
-      tiles[place] = value[0];
-      units[place] = value[1];
-      if (place >= batch) { order[place] = 0; }
+    int sum[2] = {value[0] - total[0], value[1] - total[1]};
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) {
+      int const place = first + thread * items + i;
+      sum[0] += own[0][i];
+      sum[1] += own[1][i];
+      if (i < items && place < stride) {
+        tiles[place] = sum[0];
+        units[place] = sum[1];
+        if (place >= batch) { order[place] = 0; }
+      }
     }
   }
   for (int i = thread; i < stride; i += threads) {
