@@ -62,13 +62,26 @@ def test_any_order_of_heads_gives_the_same_bits(case):
             require_same(this, f"{heads_per_pass} heads in a pass", attend(this, tensors), expected)
 
 
-def test_sm_margin_and_splits_give_the_same_bits():
+def test_what_only_steers_gives_the_same_bits():
     case = main_dims(SHAPES[1])
     tensors = make_inputs(case)
     expected = attend(case, tensors)
-    for given in ({"sm_margin": 1}, {"sm_margin": 100}, {"sm_margin": 1000}, {"num_splits": 0}, {"num_splits": 256},
-                  {"pack_gqa": True}, {"deterministic": True}, {"batch_invariant": True}):  # fmt: skip
+    for given in (
+        {"sm_margin": 1},
+        {"sm_margin": 100},
+        {"sm_margin": 1000},
+        {"pack_gqa": True},
+        {"deterministic": True},
+    ):
         require_same(case, str(given), attend(case, tensors, **given), expected)
+
+
+@pytest.mark.parametrize("given", [{"num_splits": 0}, {"num_splits": 256}, {"batch_invariant": True}], ids=str)
+@pytest.mark.parametrize("case", SHAPES, ids=lambda c: c.why)
+def test_splits_of_a_dense_call(case, given):
+    case = main_dims(case)
+    tensors = make_inputs(case)
+    assert verdict(case, tensors, *attend(case, tensors, **given)), f"{case.line()} {given}"
 
 
 @pytest.mark.parametrize("ratio", [2, 3, 5, 8, 16, 64])

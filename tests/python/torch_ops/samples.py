@@ -104,7 +104,7 @@ def samples(device="cpu", dtype=torch.float32, d=16) -> list[Sample]:
             "flash_attn_varlen_func",
             "varlen_fwd",
             (tq, tk, tv),
-            {**packed, "seqused_q": ints(2, 4), "seqused_k": ints(4, 5)},
+            {**packed, "seqused_q": ints(3, 4), "seqused_k": ints(4, 5)},  # all rows: others hold what was there
         ),
         Sample(
             "varlen, pages, out given",
