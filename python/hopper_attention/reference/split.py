@@ -52,11 +52,14 @@ def combine_parts(outs, lses):
     """
     lses = np.where(np.isposinf(lses), -np.inf, lses).astype(lses.dtype)
     maximum = safe(lses.max(axis=0, initial=-np.inf).astype(lses.dtype))
+    weights = np.exp(lses - maximum)
+    total = weights.sum(axis=0)
     with np.errstate(divide="ignore"):
-        lse = maximum + np.log(np.exp(lses - maximum).sum(axis=0))
+        lse = maximum + np.log(total)
+    # Not exp(L_i - L): L is rounded in units of its own size, and all of that would reach the weights.
+    weights = weights / np.where(total == 0, 1, total).astype(total.dtype)
     out = np.zeros(outs.shape[1:], outs.dtype)
-    for part_out, part_lse in zip(outs, lses, strict=True):
-        weight = np.exp(part_lse - safe(lse))[..., None]
+    for part_out, weight in zip(outs, weights[..., None], strict=True):
         out += np.where(weight == 0, 0, part_out) * weight
     return out, lse
 

@@ -12,6 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import hopper_attention  # noqa: E402
+from gpu import support  # noqa: E402
 from gpu.support import DTYPES, same_bits  # noqa: E402
 from hopper_attention import flash_attn_combine, merge_states  # noqa: E402
 
@@ -102,18 +103,18 @@ def make_parts(case: Case, dtype=torch.float32, seed=0):
     """out (S, B, M, H, D) of `dtype` and lse (S, B, M, H). Parts without keys hold NaN, infinity and garbage, and say
     so by -inf and +inf in turn.
     """
-    generator = torch.Generator("cuda").manual_seed(seed)
+    generator = torch.Generator(support.DEVICE).manual_seed(seed)
     shape = (case.parts, *case.rows)
-    out = torch.randn((*shape, case.columns), generator=generator, device="cuda").to(dtype)
-    lse = torch.randn(shape, generator=generator, device="cuda") * case.spread + case.level
-    empty = torch.zeros(shape, dtype=torch.bool, device="cuda")
+    out = torch.randn((*shape, case.columns), generator=generator, device=support.DEVICE).to(dtype)
+    lse = torch.randn(shape, generator=generator, device=support.DEVICE) * case.spread + case.level
+    empty = torch.zeros(shape, dtype=torch.bool, device=support.DEVICE)
     if case.keys == "some":
-        empty = torch.rand(shape, generator=generator, device="cuda") < 0.4
+        empty = torch.rand(shape, generator=generator, device=support.DEVICE) < 0.4
     elif case.keys != "all":
         empty[:] = True
         if case.keys != "none":
             empty[0 if case.keys == "first" else -1] = False
-    turn = torch.rand(shape, generator=generator, device="cuda")
+    turn = torch.rand(shape, generator=generator, device=support.DEVICE)
     lse = torch.where(empty, torch.where(turn < 0.5, -INF, INF), lse)
     poison = torch.where(turn < 0.33, NAN, torch.where(turn < 0.66, INF, 6e4))[..., None].to(dtype)
     return torch.where(empty[..., None], poison, out), lse
