@@ -20,10 +20,12 @@ def is_torch(x: Any) -> bool:
 def on_cuda(name: str, x: Any) -> bool:
     """Whether `x` lives on a CUDA device. TypeError if it is no array, or a tensor without memory of its own."""
     torch = sys.modules.get("torch")
-    if torch is not None and isinstance(x, torch.Tensor):
-        if type(x) is not torch.Tensor:
+    if torch is not None:
+        if type(x) is torch.Tensor:
+            return x.is_cuda
+        if isinstance(x, torch.Tensor):
             _refuse_dispatching(name, x, torch)
-        return x.is_cuda
+            return x.is_cuda
     device = getattr(x, "__dlpack_device__", None)
     if device is None:
         raise TypeError(f"{name}: a torch tensor or a numpy array is needed, found {type(x).__name__}")
@@ -102,6 +104,8 @@ def window(window_size: Any) -> tuple[int, int]:
         left, right = window_size
     except (TypeError, ValueError):
         raise ValueError(f"window_size: (left, right) or None is needed, found {window_size!r}") from None
+    if type(left) is type(right) is int and -1 <= left < _INT64_END and -1 <= right < _INT64_END:
+        return left, right
     return integer("window_size", left), integer("window_size", right)
 
 
