@@ -269,8 +269,10 @@ AttentionParams attention_params(Plan const& plan, KernelPlan const& kernel, Pro
 }
 
 void launch_schedule(ScheduleKernelParams params, Stream stream) {
-  launch_kernel(schedule_function(), {.grid = dim3(1), .threads = schedule_threads(params.sequences.batch)}, &params,
-                stream, "the launch of the schedule kernel failed");
+  ScheduleGrid const grid = schedule_grid(params.sequences.batch);
+  launch_kernel(schedule_function(grid.ctas),
+                {.grid = dim3(static_cast<unsigned>(grid.ctas)), .threads = grid.threads, .start = Start::kOverlap},
+                &params, stream, "the launch of the schedule kernel failed");
 }
 
 ScheduleKernelParams schedule_kernel_params(Problem const& problem, SequenceParams const& sequences, bool fixed_splits,
@@ -341,7 +343,8 @@ void warmup(int ordinal) {
   for (auto const& unit : kernel_table()) {
     for (KernelEntry const& kernel : unit) { prepare_kernel(kernel.function, kernel.shared_bytes, ordinal); }
   }
-  for (void const* function : {schedule_function(), split_combine_function(128), split_combine_function(256)}) {
+  for (void const* function : {schedule_function(1), schedule_function(kScheduleCluster), split_combine_function(128),
+                               split_combine_function(256)}) {
     prepare_kernel(function, 0, ordinal);
   }
 }

@@ -5,7 +5,10 @@
 
 namespace hopper_attention {
 
-void const* schedule_function() { return reinterpret_cast<void const*>(&schedule_kernel); }
+void const* schedule_function(int ctas) {
+  return ctas == 1 ? reinterpret_cast<void const*>(&schedule_kernel)
+                   : reinterpret_cast<void const*>(&schedule_cluster_kernel);
+}
 
 void const* split_combine_function(int head_dim_v) {
   return head_dim_v <= 128 ? reinterpret_cast<void const*>(&split_combine_kernel<4>)

@@ -1,4 +1,4 @@
-// Computes scheduler metadata: one CTA that orders the sequences and sums up their work.
+// Computes scheduler metadata: orders the sequences and sums up their work.
 #pragma once
 
 #include "kernels/dependent_launch.h"
@@ -9,8 +9,8 @@ namespace hopper_attention {
 namespace schedule_detail {
 
 constexpr int kWarps = kScheduleThreads / 32;
-constexpr int kBuckets = 256;  // 128 of each class
-constexpr int kItems = 4;      // sequences of a thread in a round
+constexpr int kBuckets = kScheduleBuckets;  // half of each class
+constexpr unsigned kAllLanes = 0xffffffff;
 
 // Blocks of a tile to an eighth: 16 steps where they double. Longer tiles have smaller numbers.
 __device__ __forceinline__ int bucket_of(bool decode, SequenceWork const& work) {
@@ -20,201 +20,257 @@ __device__ __forceinline__ int bucket_of(bool decode, SequenceWork const& work) 
   return (decode ? kBuckets : kBuckets / 2) - 1 - min_of(step, kBuckets / 2 - 1);
 }
 
-struct Shared {
-  int place[kBuckets];                       // sequences of a bucket, then where its next one goes
-  unsigned short of_warp[kWarps][kBuckets];  // sequences of a warp in this round, then those of the warps before it
-  int sums[2][kWarps];
-  int most[2];
-  int prefill;
+// What a place adds to the sums.
+struct PlaceWork {
+  int tiles;
+  int units;  // of all its tiles
 };
 
+struct Shared {
+  alignas(16) int of_warp[kWarps][kBuckets];  // sequences of a bucket in a warp, then those in the warps before it
+  int of_cta[kBuckets];                       // sequences of a bucket in this CTA
+  int place[kBuckets];                        // where this CTA's first sequence of a bucket goes
+  int buckets_of_warp[kBuckets / 32];
+  PlaceWork work[kScheduleThreads];  // of the places that this CTA's threads sum up
+  PlaceWork work_of_warp[kWarps];
+  PlaceWork work_of_cta[kScheduleCluster];  // written by the CTAs before this one
+  int most_of_warp[2][kWarps];              // units of a tile: prefill, decode
+  int most_of_cta[2];
+  int most[2];  // in the first CTA
+};
+
+// The CTAs that make one schedule: one, or a cluster whose shared memory all of them reach.
+template <int kCtas>
+struct Ctas {
+  __device__ __forceinline__ static int rank() { return kCtas == 1 ? 0 : static_cast<int>(blockIdx.x); }
+
+  // What was written before it, to global or shared memory, is read after it.
+  __device__ __forceinline__ static void sync() {
+    if constexpr (kCtas == 1) {
+      __syncthreads();
+    } else {
+      __cluster_barrier_arrive();
+      __cluster_barrier_wait();
+    }
+  }
+
+  template <class T>
+  __device__ __forceinline__ static T& at(T& shared, int rank) {
+    if constexpr (kCtas == 1) { return shared; }
+    return *static_cast<T*>(__cluster_map_shared_rank(&shared, static_cast<unsigned>(rank)));
+  }
+};
+
+__device__ __forceinline__ int sum_of_warp(int value) { return __reduce_add_sync(kAllLanes, value); }
+
 __device__ __forceinline__ int inclusive_sum(int value) {
+  int const lane = static_cast<int>(threadIdx.x % 32);
+#pragma unroll
   for (int step = 1; step < 32; step *= 2) {
-    int const other = __shfl_up_sync(0xffffffff, value, step);
-    if (static_cast<int>(threadIdx.x % 32) >= step) { value += other; }
+    int const other = __shfl_up_sync(kAllLanes, value, step);
+    if (lane >= step) { value += other; }
   }
   return value;
 }
 
-// Inclusive sums over the CTA's threads of two numbers, on top of `carry`, which becomes the last thread's sums.
-__device__ __forceinline__ void scan(int (&value)[2], int (&carry)[2], Shared& shared) {
-  int const lane = threadIdx.x % 32;
-  int const warp = threadIdx.x / 32;
-  int const warps = blockDim.x / 32;
-  for (int i = 0; i < 2; ++i) {
-    value[i] = inclusive_sum(value[i]);
-    if (lane == 31) { shared.sums[i][warp] = value[i]; }
-  }
-  __syncthreads();
-  for (int i = 0; i < 2; ++i) {
-    int const mine = lane < warps ? shared.sums[i][lane] : 0;
-    int const all = __reduce_add_sync(0xffffffff, mine);
-    int const before = __reduce_add_sync(0xffffffff, lane < warp ? mine : 0);
-    value[i] += carry[i] + before;
-    carry[i] += all;
-  }
-  __syncthreads();
-}
-
-}  // namespace schedule_detail
-
-// One CTA of kScheduleThreads threads or fewer, at least as many as there are buckets. Stable: sequences of a bucket
-// keep their order, so that the same lengths give the same metadata.
-__global__ void __launch_bounds__(kScheduleThreads)
-    schedule_kernel(__grid_constant__ ScheduleKernelParams const params) {
-  using namespace schedule_detail;
-  __shared__ Shared shared;
-  int const thread = threadIdx.x;
-  int const threads = blockDim.x;
+template <int kCtas>
+__device__ __forceinline__ void make_schedule(ScheduleKernelParams const& params, Shared& shared) {
+  using Cluster = Ctas<kCtas>;
+  int const thread = static_cast<int>(threadIdx.x);
+  int const threads = static_cast<int>(blockDim.x);
   int const lane = thread % 32;
   int const warp = thread / 32;
   int const warps = threads / 32;
+  int const cta = Cluster::rank();
   int const batch = params.sequences.batch;
   int const stride = schedule_stride(batch);
   int* const order = params.metadata + 1;
   int* const tiles = order + stride;
   int* const units = tiles + stride;
   int* const facts = units + stride;
+  // Each warp takes a stretch of the sequences, and later of the places, 32 at a time.
+  int const turns = ceil_div(batch, threads * kCtas);
+  int const first = (cta * warps + warp) * turns * 32 + lane;
 
   start_dependents();
-  if (thread < kBuckets) { shared.place[thread] = 0; }
-  if (thread < 2) { shared.most[thread] = 0; }
-  __syncthreads();
+  int* const counts = shared.of_warp[warp];
+#pragma unroll
+  for (int i = 0; i < kBuckets; i += 128) { reinterpret_cast<int4*>(counts + i)[lane] = int4{0, 0, 0, 0}; }
+  __syncwarp();
   wait_for_prerequisites();
 
   struct Entry {
-    SequenceWork work;
-    bool decode;
-    int bucket;
+    SequenceWork work{0, 0};
+    bool decode = true;
+    int bucket = kBuckets;  // no sequence
+    unsigned alike = 0;     // lanes whose sequences have the same bucket
   };
   auto const entry_of = [&](int b) {
-    if (b >= batch) { return Entry{{0, 0}, true, kBuckets}; }
-    SeqlenQK const len = sequence_at(params.sequences, b).len;
-    bool const decode = len.q <= params.decode.queries;
-    SequenceWork const work = sequence_work(decode ? params.decode : params.prefill, params.mask, len);
-    return Entry{work, decode, bucket_of(decode, work)};
+    Entry entry;
+    if (b < batch) {
+      SeqlenQK const len = sequence_at(params.sequences, b).len;
+      entry.decode = len.q <= params.decode.queries;
+      entry.work = sequence_work(entry.decode ? params.decode : params.prefill, params.mask, len);
+      entry.bucket = bucket_of(entry.decode, entry.work);
+    }
+    entry.alike = __match_any_sync(kAllLanes, entry.bucket);
+    return entry;
   };
-  // Each warp takes a stretch of the sequences, 32 at a time.
-  int const items = min_of(kItems, ceil_div(batch, threads));
-  int const in_round = threads * items;
-  auto const sequence_of = [&](int first, int item) { return first + (warp * items + item) * 32 + lane; };
-  Entry entry[kItems];
-  auto const read_entries = [&](int first) {
-#pragma unroll
-    for (int i = 0; i < kItems; ++i) { entry[i] = entry_of(i < items ? sequence_of(first, i) : batch); }
+  // How many of the warp's sequences so far are in the bucket of a lane's, before its own in the order.
+  auto const take_rank = [&](Entry const& entry) {
+    int const before_in_warp = __popc(entry.alike & ((1U << lane) - 1));
+    int const so_far = entry.bucket < kBuckets ? counts[entry.bucket] : 0;
+    __syncwarp();
+    if (entry.bucket < kBuckets && before_in_warp == 0) { counts[entry.bucket] = so_far + __popc(entry.alike); }
+    __syncwarp();
+    return so_far + before_in_warp;
   };
 
-  // How many sequences each bucket has, and from that its first place.
-  for (int first = 0; first < batch; first += in_round) {
-    read_entries(first);
-    int most[2] = {0, 0};
+  // How many sequences each bucket has, of each warp.
+  Entry entry;
+  int most[2] = {0, 0};
+  for (int turn = 0; turn < turns; ++turn) {
+    entry = entry_of(first + turn * 32);
+    take_rank(entry);
+    int const of_tile = entry.work.tiles > 0 ? entry.work.units : 0;
+    most[0] = max_of(most[0], entry.decode ? 0 : of_tile);
+    most[1] = max_of(most[1], entry.decode ? of_tile : 0);
+  }
 #pragma unroll
-    for (int i = 0; i < kItems; ++i) {
-      if (entry[i].bucket < kBuckets) { atomicAdd(&shared.place[entry[i].bucket], 1); }
-      int const units = entry[i].work.tiles > 0 ? entry[i].work.units : 0;
-      most[0] = max_of(most[0], entry[i].decode ? 0 : units);
-      most[1] = max_of(most[1], entry[i].decode ? units : 0);
-    }
-    for (int i = 0; i < 2; ++i) {
-      int const of_warp = __reduce_max_sync(0xffffffff, most[i]);
-      if (lane == 0 && of_warp > 0) { atomicMax(&shared.most[i], of_warp); }
-    }
+  for (int i = 0; i < 2; ++i) {
+    int const of_warp = __reduce_max_sync(kAllLanes, most[i]);
+    if (lane == 0) { shared.most_of_warp[i][warp] = of_warp; }
   }
   __syncthreads();
-  if (warp == 0) {
-    int before = 0;
-    for (int first = 0; first < kBuckets; first += 32) {
-      if (first == kBuckets / 2) { shared.prefill = before; }
-      int const count = shared.place[first + lane];
-      int const until = before + inclusive_sum(count);
-      shared.place[first + lane] = until - count;
-      before = __shfl_sync(0xffffffff, until, 31);
-    }
-  }
 
-  // Each sequence to its place: behind those of its bucket in earlier rounds, in earlier warps, earlier in its warp.
-  for (int first = 0; first < batch; first += in_round) {
-    for (int i = thread; i < warps * kBuckets; i += threads) { shared.of_warp[i / kBuckets][i % kBuckets] = 0; }
-    __syncthreads();
-    if (batch > in_round) { read_entries(first); }
-    int rank[kItems];
-#pragma unroll
-    for (int i = 0; i < kItems; ++i) {
-      int const bucket = entry[i].bucket;
-      unsigned const alike = __match_any_sync(0xffffffff, bucket);
-      int const in_group = __popc(alike & ((1U << lane) - 1));
-      int const so_far = bucket < kBuckets ? shared.of_warp[warp][bucket] : 0;
-      rank[i] = so_far + in_group;
-      __syncwarp();
-      if (bucket < kBuckets && in_group == 0) {
-        shared.of_warp[warp][bucket] = static_cast<unsigned short>(so_far + __popc(alike));
-      }
-      __syncwarp();
-    }
-    __syncthreads();
-    int of_round = 0;
-    if (thread < kBuckets) {
+  // Where each bucket begins: behind the buckets before it, then behind the CTAs and the warps before.
+  int in_cta = 0;
+  if (thread < kBuckets) {
 #pragma unroll 8
-      for (int w = 0; w < warps; ++w) {
-        int const count = shared.of_warp[w][thread];
-        shared.of_warp[w][thread] = static_cast<unsigned short>(of_round);
-        of_round += count;
+    for (int w = 0; w < warps; ++w) {
+      int const count = shared.of_warp[w][thread];
+      shared.of_warp[w][thread] = in_cta;
+      in_cta += count;
+    }
+    shared.of_cta[thread] = in_cta;
+  }
+  if (warp == 0) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      int const of_cta = __reduce_max_sync(kAllLanes, lane < warps ? shared.most_of_warp[i][lane] : 0);
+      if (lane == 0) { (kCtas == 1 ? shared.most : shared.most_of_cta)[i] = of_cta; }
+    }
+  }
+  if constexpr (kCtas > 1) {
+    Cluster::sync();
+    if (cta == 0 && warp == 0) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        int const of_all = __reduce_max_sync(kAllLanes, Cluster::at(shared.most_of_cta[i], lane % kCtas));
+        if (lane == 0) { shared.most[i] = of_all; }
       }
     }
-    __syncthreads();
+  }
+  int before = 0;
+  int until = 0;
+  if (thread < kBuckets) {
+    int in_all = in_cta;
+    if constexpr (kCtas > 1) {
+      in_all = 0;
 #pragma unroll
-    for (int i = 0; i < kItems; ++i) {
-      int const bucket = entry[i].bucket;
-      if (bucket == kBuckets) { continue; }
-      int const place = shared.place[bucket] + shared.of_warp[warp][bucket] + rank[i];
-      order[place] = sequence_of(first, i);
-      tiles[place] = entry[i].work.tiles;
-      units[place] = entry[i].work.tiles * entry[i].work.units;
+      for (int c = 0; c < kCtas; ++c) {
+        int const count = Cluster::at(shared.of_cta[thread], c);
+        before += c < cta ? count : 0;
+        in_all += count;
+      }
     }
-    __syncthreads();
-    if (thread < kBuckets) { shared.place[thread] += of_round; }
+    until = inclusive_sum(in_all);
+    before += until - in_all;
+    if (lane == 31) { shared.buckets_of_warp[warp] = until; }
+  }
+  __syncthreads();
+  if (thread < kBuckets) {
+    before += sum_of_warp(lane < warp ? shared.buckets_of_warp[lane] : 0);
+    shared.place[thread] = before;
   }
   __syncthreads();
 
-  // Sums over the places: each thread takes `items` neighbours.
-  int carry[2] = {0, 0};
-  for (int first = 0; first < stride; first += in_round) {
-    int own[2][kItems];
-    int value[2] = {0, 0};
-#pragma unroll
-    for (int i = 0; i < kItems; ++i) {
-      int const place = first + thread * items + i;
-      bool const exists = i < items && place < batch;
-      own[0][i] = exists ? tiles[place] : 0;
-      own[1][i] = exists ? units[place] : 0;
-    }
-#pragma unroll
-    for (int i = 0; i < kItems; ++i) {
-      value[0] += own[0][i];
-      value[1] += own[1][i];
-    }
-    int const total[2] = {value[0], value[1]};
-    scan(value, carry, shared);
-    int sum[2] = {value[0] - total[0], value[1] - total[1]};
-#pragma unroll
-    for (int i = 0; i < kItems; ++i) {
-      int const place = first + thread * items + i;
-      sum[0] += own[0][i];
-      sum[1] += own[1][i];
-      if (i < items && place < stride) {
-        tiles[place] = sum[0];
-        units[place] = sum[1];
-        if (place >= batch) { order[place] = 0; }
-      }
+  // Each sequence to its place. Where each thread has one, what is to be summed up stays in shared memory.
+  for (int turn = 0; turn < turns; ++turn) {
+    int const b = first + turn * 32;
+    if (turns > 1) { entry = entry_of(b); }
+    int const rank = take_rank(entry);
+    if (entry.bucket == kBuckets) { continue; }
+    int const place = shared.place[entry.bucket] + rank;
+    PlaceWork const work{entry.work.tiles, entry.work.tiles * entry.work.units};
+    order[place] = b;
+    if (turns == 1) {
+      int const owner = kCtas == 1 ? 0 : place / threads;
+      Cluster::at(shared.work[place - owner * threads], owner) = work;
+    } else {
+      tiles[place] = work.tiles;
+      units[place] = work.units;
     }
   }
-  for (int i = thread; i < stride; i += threads) {
-    facts[i] = i == kPrefillPlaces      ? shared.prefill
-               : i == kMostUnitsPrefill ? shared.most[0]
-               : i == kMostUnitsDecode  ? shared.most[1]
-                                        : 0;
+  Cluster::sync();
+
+  // Sums over the places: of each thread's in its warp, of the warps, of the CTAs.
+  auto const work_at = [&](int place) {
+    if (place >= batch) { return PlaceWork{0, 0}; }
+    return turns == 1 ? shared.work[thread] : PlaceWork{tiles[place], units[place]};
+  };
+  PlaceWork of_warp{0, 0};
+  for (int turn = 0; turn < turns; ++turn) {
+    PlaceWork const work = work_at(first + turn * 32);
+    of_warp.tiles += sum_of_warp(work.tiles);
+    of_warp.units += sum_of_warp(work.units);
   }
-  if (thread == 0) { params.metadata[0] = 0; }
+  if (lane == 0) { shared.work_of_warp[warp] = of_warp; }
+  __syncthreads();
+  PlaceWork const other = lane < warps ? shared.work_of_warp[lane] : PlaceWork{0, 0};
+  PlaceWork sum{sum_of_warp(lane < warp ? other.tiles : 0), sum_of_warp(lane < warp ? other.units : 0)};
+  if constexpr (kCtas > 1) {
+    PlaceWork const of_cta{sum_of_warp(other.tiles), sum_of_warp(other.units)};
+    if (warp == 0 && lane > cta && lane < kCtas) { Cluster::at(shared.work_of_cta[cta], lane) = of_cta; }
+    Cluster::sync();  // behind it no CTA reaches into another: each may end
+    PlaceWork const of_other = lane < cta ? shared.work_of_cta[lane] : PlaceWork{0, 0};
+    sum.tiles += sum_of_warp(of_other.tiles);
+    sum.units += sum_of_warp(of_other.units);
+  }
+  // Prefill has the first half of the buckets.
+  int const prefill = sum_of_warp(lane < kBuckets / 2 / 32 ? shared.buckets_of_warp[lane] : 0);
+  for (int turn = 0; turn < turns; ++turn) {
+    int const place = first + turn * 32;
+    PlaceWork const work = work_at(place);
+    int const tiles_until = sum.tiles + inclusive_sum(work.tiles);
+    int const units_until = sum.units + inclusive_sum(work.units);
+    sum = {__shfl_sync(kAllLanes, tiles_until, 31), __shfl_sync(kAllLanes, units_until, 31)};
+    if (place >= stride) { continue; }
+    tiles[place] = tiles_until;
+    units[place] = units_until;
+    if (place >= batch) { order[place] = 0; }
+    facts[place] = place == kPrefillPlaces      ? prefill
+                   : place == kMostUnitsPrefill ? shared.most[0]
+                   : place == kMostUnitsDecode  ? shared.most[1]
+                                                : 0;
+  }
+  if (cta == 0 && thread == 0) { params.metadata[0] = 0; }
+}
+
+}  // namespace schedule_detail
+
+// One CTA, or a cluster for large batches, as schedule_grid() says. The sort is a counting sort and stable, so that the
+// same lengths give the same metadata.
+__global__ void __launch_bounds__(kScheduleThreads)
+    schedule_kernel(__grid_constant__ ScheduleKernelParams const params) {
+  __shared__ schedule_detail::Shared shared;
+  schedule_detail::make_schedule<1>(params, shared);
+}
+
+__global__ void __cluster_dims__(kScheduleCluster) __launch_bounds__(kScheduleThreads)
+    schedule_cluster_kernel(__grid_constant__ ScheduleKernelParams const params) {
+  __shared__ schedule_detail::Shared shared;
+  schedule_detail::make_schedule<kScheduleCluster>(params, shared);
 }
 
 }  // namespace hopper_attention

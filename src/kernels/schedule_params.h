@@ -13,9 +13,22 @@ struct ScheduleKernelParams {
   int* metadata;  // as schedule.h lays it out
 };
 
-inline constexpr int kScheduleThreads = 1024;
+inline constexpr int kScheduleThreads = 1024;  // of a CTA, at most
+inline constexpr int kScheduleBuckets = 256;   // of the sort: a CTA has at least as many threads
+inline constexpr int kScheduleCluster = 8;     // CTAs that share a large batch
 
-// Threads for a batch: each takes one sequence where there are enough.
-inline int schedule_threads(int batch) { return min_of(kScheduleThreads, max_of(256, ceil_div(batch, 32) * 32)); }
+struct ScheduleGrid {
+  int ctas;  // 1 or kScheduleCluster
+  int threads;
+};
+
+// A thread takes one sequence where there are enough threads. What a sequence takes are instructions of its SM, so that
+// a large batch is shared by several; a small one is faster without waiting for other CTAs.
+inline ScheduleGrid schedule_grid(int batch) {
+  constexpr int kMostOfOneCta = 512;
+  int const ctas = batch <= kMostOfOneCta ? 1 : kScheduleCluster;
+  int const wanted = ceil_div(ceil_div(batch, ctas), 32) * 32;
+  return {ctas, min_of(kScheduleThreads, max_of(kScheduleBuckets, wanted))};
+}
 
 }  // namespace hopper_attention

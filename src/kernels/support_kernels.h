@@ -3,7 +3,7 @@
 
 namespace hopper_attention {
 
-void const* schedule_function();                     // takes ScheduleKernelParams
+void const* schedule_function(int ctas);             // of a ScheduleGrid; takes ScheduleKernelParams
 void const* split_combine_function(int head_dim_v);  // takes SplitCombineParams
 
 }  // namespace hopper_attention

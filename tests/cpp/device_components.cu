@@ -133,8 +133,8 @@ int check_schedules() {
   int batches = 0;
   std::mt19937 random(2);
   auto const up_to = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n + 1)); };
-  for (int const batch :
-       {1, 2, 3, 4, 5, 31, 32, 33, 255, 256, 257, 992, 993, 1023, 1024, 1025, 2048, 2049, 4096, 5000}) {
+  for (int const batch : {1,   2,   3,    4,    5,    31,   32,   33,   255,  256,  257,   511,
+                          512, 513, 1023, 1025, 2048, 2049, 4096, 5000, 8192, 8193, 20'000}) {
     for (int round = 0; round < 8; ++round) {
       // In turn: mixed lengths, all alike, decode with a few prompts, all empty.
       std::vector<int> starts{0};
@@ -165,7 +165,8 @@ int check_schedules() {
       params.sequences.cu_seqlens_q = starts_on_device.data();
       params.sequences.seqused_k = keys_on_device.data();
       params.metadata = metadata.data();
-      schedule_kernel<<<1, schedule_threads(batch)>>>(params);
+      ScheduleGrid const grid = schedule_grid(batch);
+      (grid.ctas == 1 ? schedule_kernel : schedule_cluster_kernel)<<<grid.ctas, grid.threads>>>(params);
       check(cudaGetLastError(), "launch of the schedule kernel");
       std::vector<int> const made = metadata.host();
       ++batches;
