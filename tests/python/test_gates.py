@@ -25,6 +25,14 @@ DEFECTS = {
     "LSE in base 2": "lse_base",
     "LSE without the scale": "lse_scale",
     "empty row gives NaN": "empty",
+    "a block of keys counted twice": "twice",
+    "V of another stage": "stage",
+    "heads swapped": "heads",
+    "diagonal from the top left": "corner",
+    "rows one too low": "rows",
+    "LSE off by a thousandth": "lse_off",
+    "softcap left out": "softcap",
+    "rows of another tile": "tile",
 }
 
 
@@ -68,6 +76,9 @@ def emulate(q, k, v, *, softmax_scale=None, softcap=0.0, s_aux=None, defect=None
         end = torch.where(end > begin, (end + 1).clamp(max=k.shape[1]), end)
     if defect == "narrow":
         end = torch.maximum(end - 1, begin)
+    if defect == "corner":
+        shift = k.shape[1] - q.shape[1]
+        begin, end = ((x - shift).clamp(0, k.shape[1]) for x in (begin, end))
     qf = q.float().transpose(1, 2)  # (B, Hq, Sq, D)
     kf = k.float().transpose(1, 2).repeat_interleave(group, 1)
     vf = v.float().transpose(1, 2).repeat_interleave(group, 1).clone()
@@ -80,7 +91,7 @@ def emulate(q, k, v, *, softmax_scale=None, softcap=0.0, s_aux=None, defect=None
     for first in reversed(range(0, k.shape[1], block)):
         keys = torch.arange(first, min(first + block, k.shape[1]))
         scores = qf @ kf[:, :, keys].transpose(-1, -2) * scale
-        if softcap:
+        if softcap and defect != "softcap":
             scores = softcap * torch.tanh(scores / softcap)
         visible = (keys >= begin[:, None]) & (keys < end[:, None])
         if defect == "newest":
@@ -90,10 +101,14 @@ def emulate(q, k, v, *, softmax_scale=None, softcap=0.0, s_aux=None, defect=None
         base = new_top.masked_fill(new_top == -math.inf, 0.0)
         p = torch.exp2((scores - base[..., None]) * LOG2E)
         rescale = torch.exp2((top - base) * LOG2E)
+        defective = first == k.shape[1] * 3 // 4 // block * block  # seen by some query in every case
+        if defect == "twice" and defective:
+            p = 2 * p
+        values = vf[:, :, keys - block if defect == "stage" and defective else keys]
         total = total * (1.0 if defect == "sum" else rescale) + p.sum(-1)
         output = output * (1.0 if defect == "output" else rescale[..., None])
         for part in range(0, len(keys), STEP):  # what one MMA instruction adds
-            output = output + rounded(p[..., part : part + STEP], dtype) @ vf[:, :, keys[part : part + STEP]]
+            output = output + rounded(p[..., part : part + STEP], dtype) @ values[:, :, part : part + STEP]
             if defect == "accumulator":
                 output = rounded(output, torch.bfloat16)
         top = new_top
@@ -105,7 +120,15 @@ def emulate(q, k, v, *, softmax_scale=None, softcap=0.0, s_aux=None, defect=None
         lse = lse * LOG2E
     if defect == "lse_scale":
         lse = lse + top * 0.001
+    if defect == "lse_off":
+        lse = lse + 1e-3
     out = output / (total if defect == "empty" else torch.where(total == 0, 1.0, total))[..., None]
+    if defect == "heads":
+        out, lse = out.flip(1), lse.flip(1)
+    if defect == "rows":
+        out = out.roll(1, 2)
+    if defect == "tile":
+        out[:, :, :STEP] = out[:, :, -STEP:].clone()
     return out.to(dtype).transpose(1, 2), lse
 
 
@@ -127,8 +150,12 @@ def applies(defect, case):
         return masked
     if defect == "empty":
         return case.seqlen_q > case.seqlen_k and masked
-    if defect in ("sum", "output"):
+    if defect in ("sum", "output", "twice", "stage"):
         return case.seqlen_k > 64  # more than one block
+    if defect == "corner":
+        return masked and case.seqlen_q != case.seqlen_k
+    if defect == "softcap":
+        return "softcap" in case.options
     if defect == "accumulator":
         return case.seqlen_k > 700  # its error grows with the keys; below, that of plain PyTorch is larger
     return True

@@ -36,6 +36,8 @@ class Hazard:
 
 ROWS = [
     Row("random_cases", "Random calls of all functions with all features against float64, three gates", "random calls"),
+    Row("random_cases_fa3", "FlashAttention-3 on those of these calls that it can run, and ours on the same",
+        "calls of both"),
     Row("pairs", "Every pair of values of all features in some call, against float64", "calls"),
     Row("poison", "Poison in all memory that a call must not use: the bits of the clean run; guard bands intact; "
                   "inputs unchanged", "random calls"),
