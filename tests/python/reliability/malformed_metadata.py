@@ -1,0 +1,375 @@
+"""Lengths, page ids and schedules that lie: nothing outside the buffers is read or written, nothing hangs, the next call
+is right.
+
+Every tensor lies between bands of the byte 0xFF, as do workspace and results; what was written there is seen. What was
+read there is seen, too: as floats the bands are NaN, while everything inside the buffers is finite, so a NaN in a result
+came from outside. Each case runs in a process of its own beside this one, which takes the next case as long as it
+survives; one that says nothing for WATCHDOG seconds is killed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import random
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gpu import batches, support
+from gpu.batches import LSE_POISON, POISON_BITS, Batch, Made
+from gpu.support import bits, same_bits
+from reliability._memory import Arena, synchronize, watched
+from reliability.harness import Budget, Failures, result
+
+TITLE = "Malformed metadata on the device: nothing outside the buffers, no hang, the next call right"
+NEEDS = "gpu"
+COUNT = 300
+SECONDS = 120
+PARTS = 3
+
+WATCHDOG = 30  # seconds for one case
+FIRST = 90  # seconds for the first one of a process, which loads torch and the kernels
+BAND = 0xFF
+NEW = 3  # keys that each sequence appends
+
+# What lies; "append x" is x in a call that appends, "rotary x" in one that also rotates.
+TARGETS = (
+    "page_table",
+    "cu_seqlens_q",
+    "cu_seqlens_k",
+    "seqused_k",
+    "seqused_q",
+    "cache_seqlens",
+    "cache_batch_idx",
+    "cache_leftpad",
+    "cp_tot_seqused_k",
+    "scheduler_metadata",
+    "append cache_seqlens",
+    "append page_table",
+    "append cache_batch_idx",
+    "append cu_seqlens_k_new",
+    "rotary rotary_seqlens",
+    "rotary cache_seqlens",
+    "rotary cu_seqlens_q",
+    "scheduler_metadata",
+    "page_table",
+    "everything",
+)
+LIES = (
+    "random bits",
+    "zeros",
+    "minus one",
+    "largest",
+    "smallest",
+    "a million too many",
+    "negative",
+    "reversed",
+    "one value random",
+    "one bit flipped",
+    "one value too large",
+    "small random",
+    "decreasing",
+    "just past the end",
+)
+
+
+def run(budget: Budget) -> dict[str, Any]:
+    failures, cases, told, processes = Failures(), 0, 0, 0
+    process: Process | None = None
+    try:
+        for number in budget.numbers():
+            if process is None:
+                process, processes = Process(), processes + 1
+            cases += 1
+            answer = process.ask(budget.seed + number)
+            told += int(answer.get("told", 0))
+            if answer["problem"]:
+                failures.add(f"case {number}: {answer['problem']}\n{reproduction(budget.seed + number)}")
+            if not answer["alive"]:
+                process = None
+    finally:
+        if process is not None:
+            process.stop()
+    return result(cases, failures, lies_told=told, processes=processes)
+
+
+def reproduction(number: int) -> str:
+    return (
+        'reproduce: PYTHONPATH="tests/python:$PYTHONPATH" python -c '
+        f'"from reliability.malformed_metadata import *; print(tell({number}))"'
+    )
+
+
+class Process:
+    """A process that answers numbers of cases with what it found."""
+
+    def __init__(self) -> None:
+        paths = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+        code = f"from reliability import malformed_metadata as m; m.serve({support.DEVICE!r})"
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.lines: queue.Queue[str | None] = queue.Queue()
+        self.patience = FIRST
+        threading.Thread(target=self.read, daemon=True).start()
+
+    def read(self) -> None:
+        for line in self.process.stdout:
+            self.lines.put(line)
+        self.lines.put(None)
+
+    def ask(self, number: int) -> dict[str, Any]:
+        """What `tell` found; alive: whether the process can be asked again."""
+        said: list[str] = []
+        try:
+            self.process.stdin.write(f"{number}\n")
+            self.process.stdin.flush()
+            while True:
+                line = self.lines.get(timeout=self.patience)
+                if line is None:
+                    self.process.wait()
+                    return {
+                        "problem": f"the process died, exit {self.process.returncode}: {tail(said)}",
+                        "alive": False,
+                    }
+                if line.startswith("@@"):
+                    self.patience = WATCHDOG
+                    return json.loads(line[2:])
+                said.append(line)
+        except queue.Empty:
+            self.process.kill()
+            return {"problem": f"no answer in {self.patience} s: {tail(said)}", "alive": False}
+        except BrokenPipeError:
+            self.process.wait()
+            return {"problem": f"the process died before the case: {self.process.returncode}", "alive": False}
+
+    def stop(self) -> None:
+        self.process.stdin.close()
+        try:
+            self.process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+
+
+def tail(lines: list[str]) -> str:
+    return "".join(lines)[-1500:]
+
+
+def serve(device: str) -> None:
+    """Numbers of cases from stdin, answers to stdout; ends where the GPU can no longer be trusted."""
+    support.DEVICE = device
+    for line in sys.stdin:
+        alive = True
+        try:
+            told, problem = tell(int(line))
+        except Exception as error:
+            told, problem = 0, f"{type(error).__name__}: {error}"
+            alive = "CUDA error" not in problem and "illegal" not in problem
+        sys.stdout.write("@@" + json.dumps({"told": told, "problem": problem, "alive": alive}) + "\n")
+        sys.stdout.flush()
+        if not alive:
+            return
+
+
+def base(target: str, r: random.Random) -> tuple[Batch, bool, bool]:
+    """A batch in which `target` can lie, whether its call appends, whether it rotates."""
+    size = r.choice((1, 2, 6, 9, 33))
+    decode = r.random() < 0.4
+    most = 2000 if support.DEVICE == "cuda" else 30
+    q_lengths = tuple(1 if decode else r.choice((0, 1, 1, 5, 64, 200 if size < 10 else 3)) for _ in range(size))
+    k_lengths = tuple(r.choice((0, 1, 64, 70, r.randint(1, most), most // 2)) for _ in range(size))
+    if support.DEVICE != "cuda":
+        q_lengths, k_lengths = tuple(min(q, 7) for q in q_lengths), tuple(min(k, 30) for k in k_lengths)
+    name = target.split()[-1]
+    appends, rotates = target.startswith(("append", "rotary")), target.startswith("rotary")
+    cache = name.startswith("cache") or appends
+    keys = r.choice(("paged", "paged", "packed")) if not cache else r.choice(("paged", "dense"))
+    keys = {"page_table": "paged", "cu_seqlens_k": "packed", "cache_batch_idx": "dense"}.get(name, keys)
+    batch = Batch(
+        f"{target} lies",
+        q_lengths,
+        k_lengths,
+        heads_q=8,
+        heads_k=r.choice((1, 2, 8)),
+        keys=keys,
+        page_size=r.choice((1, 4, 16, 16, 24, 64, 128)),
+        call="cache" if cache else "varlen",
+        dense_q=cache and decode and not name.startswith("cu_seqlens"),
+        extra_q=4 if name == "seqused_q" else 0,
+        extra_k=NEW * 3 if name == "seqused_k" and keys != "paged" or appends and keys == "dense" else 0,
+        batch_idx=name == "cache_batch_idx",
+        leftpad=9 if name == "cache_leftpad" else 0,
+        cp_world=2 if name == "cp_tot_seqused_k" else 1,
+        causal=r.random() < 0.7,
+        window=r.choice(((-1, -1), (-1, -1), (300, 0))),
+        num_splits=r.choice((0, 0, 1, 7)),
+        batch_invariant=r.random() < 0.3,
+        dtype=r.choice(("bf16", "fp16")),
+        poison="zero",
+        seed=r.randrange(1 << 20),
+    )
+    dims = r.choice([d for d in support.HEAD_DIMS if d[0] % 16 == 0]) if r.random() < 0.3 else (128, 128)
+    return batches.main_dims(batch.but(head_dim=dims[0], head_dim_v=dims[1])), appends, rotates
+
+
+def lie(why: str, right: torch.Tensor, r: random.Random) -> torch.Tensor:
+    """A wrong value of an int32 tensor."""
+    wrong = right.clone().long().flatten()
+    place = r.randrange(max(1, len(wrong)))
+    most = int(wrong.abs().max()) if len(wrong) else 0
+    generator = torch.Generator(right.device).manual_seed(r.randrange(1 << 30))
+
+    def uniform(low: int, high: int) -> torch.Tensor:
+        return torch.randint(low, high, wrong.shape, generator=generator, device=right.device)
+
+    if why == "random bits":
+        wrong = uniform(-(2**31), 2**31)
+    elif why == "zeros":
+        wrong.zero_()
+    elif why in ("minus one", "largest", "smallest"):
+        wrong.fill_({"minus one": -1, "largest": 2**31 - 1, "smallest": -(2**31)}[why])
+    elif why == "a million too many":
+        wrong += 1_000_000
+    elif why == "negative":
+        wrong = -wrong - 1
+    elif why == "reversed":
+        wrong = wrong.flip(0)
+    elif why == "one value random":
+        wrong[place] = r.randrange(-(2**31), 2**31)
+    elif why == "one bit flipped":
+        wrong[place] = wrong[place] ^ (1 << r.randrange(31))
+    elif why == "one value too large":
+        wrong[place] = 2**30
+    elif why == "small random":
+        wrong = uniform(-2, most + 3)
+    elif why == "decreasing":
+        wrong = wrong.sort(descending=True).values
+    elif why == "just past the end":
+        wrong += 1
+    else:
+        raise ValueError(why)
+    return wrong.clamp(-(2**31), 2**31 - 1).to(torch.int32).view(right.shape)
+
+
+class Stage:
+    """A batch whose tensors all lie in an arena, and its call."""
+
+    def __init__(self, batch: Batch, appends: bool, rotates: bool) -> None:
+        made = batches.make(batch)
+        self.batch, self.made = batch, made
+        given: dict[str, torch.Tensor] = {}
+        device, dtype = made.q.device, made.q.dtype
+        if appends:
+            count = NEW * batch.size
+            packed = not batch.dense_q
+            rows = (count,) if packed else (batch.size, NEW)
+            given["k"] = torch.ones(*rows, batch.heads_k, batch.head_dim, dtype=dtype, device=device)
+            given["v"] = torch.ones(*rows, batch.heads_k, batch.dims[1], dtype=dtype, device=device)
+            if packed:
+                given["cu_seqlens_k_new"] = batches.int32(range(0, count + 1, NEW))
+        if rotates:
+            angles = torch.linspace(0, 3, 100 * (batch.head_dim // 2), device=device).view(100, -1)
+            given["rotary_cos"], given["rotary_sin"] = angles.cos().to(dtype), angles.sin().to(dtype)
+            given["rotary_seqlens"] = made.lengths["cache_seqlens"].clone() % 90
+        results = batches.new_results(made)
+        tensors = [made.q, made.k, made.v, *results, *given.values()]
+        tensors += [x for x in made.lengths.values() if isinstance(x, torch.Tensor)]
+        metadata = torch.zeros(1 + 4 * (batch.size + 4), dtype=torch.int32, device=device)
+        self.arena = Arena(BAND, 1 << 20)
+        self.arena.clear(*tensors, metadata)
+        take = self.arena.take
+        made.q, made.k, made.v = (take(x) for x in (made.q, made.k, made.v))
+        made.lengths = {n: take(x) if isinstance(x, torch.Tensor) else x for n, x in made.lengths.items()}
+        self.given = {n: take(x) for n, x in given.items()}
+        self.results = tuple(take(x) for x in results)
+        self.appends = appends
+        self.kept = {"q": made.q.clone(), "k": made.k.clone(), "v": made.v.clone()}
+
+    def add_metadata(self) -> None:
+        self.given["scheduler_metadata"] = self.arena.take(batches.schedule(self.made))
+
+    def target(self, name: str) -> torch.Tensor | None:
+        return self.given.get(name, self.made.lengths.get(name))
+
+    def call(self) -> int:
+        """Bytes beside workspace, metadata and rotated q that were written."""
+        self.results[0].view(torch.int16).fill_(POISON_BITS)
+        self.results[1].fill_(LSE_POISON)
+        with watched(BAND, inside=0) as allocations:
+            batches.attend(self.made, self.results, **self.given)
+        synchronize()
+        return int(allocations.broken())
+
+    def restore(self) -> None:
+        if self.appends:
+            self.made.k.copy_(self.kept["k"])
+            self.made.v.copy_(self.kept["v"])
+
+    def damage(self) -> str:
+        """What a call with a lie did beyond giving wrong numbers."""
+        out, lse = self.results
+        if int(self.arena.broken()):
+            return f"{int(self.arena.broken())} bytes outside the buffers were written"
+        if bool((out.isnan() & (bits(out) != POISON_BITS)).any() | lse.isnan().any()):
+            return "a result is NaN: memory outside the buffers was read"
+        made: Made = self.made
+        if not same_bits(made.q, self.kept["q"]):
+            return "q was written"
+        for name in ("k", "v"):
+            x = getattr(made, name)
+            if self.appends and bool(x.isnan().any()):
+                return f"the cache of {name} has NaN: memory outside the buffers was read"
+            if not self.appends and not same_bits(x, self.kept[name]):
+                return f"{name} was written"
+        return ""
+
+
+def tell(number: int) -> tuple[int, str]:
+    """(lies told, "" or the damage) of a case."""
+    r = random.Random(number)
+    target = TARGETS[number % len(TARGETS)]
+    why = LIES[number // len(TARGETS) % len(LIES)] if number < len(TARGETS) * len(LIES) else r.choice(LIES)
+    name = target.split()[-1]
+    batch, appends, rotates = base("page_table" if target == "everything" else target, r)
+    stage = Stage(batch, appends, rotates)
+    plain = not batch.extra_q and batch.cp_world == 1 and not appends  # what a schedule can be made for
+    if batches.has_schedules() and plain and (name in ("scheduler_metadata", "everything") or r.random() < 0.3):
+        stage.add_metadata()
+    names = ["page_table", "cu_seqlens_q", "seqused_k", "scheduler_metadata"] if name == "everything" else [name]
+    targets = {n: stage.target(n) for n in names}
+    targets = {n: x for n, x in targets.items() if x is not None}
+    if not targets:
+        return 0, ""
+    said = f"{target}: {why}, {batch.size} sequences, keys {batch.keys}, page size {batch.page_size}, {batch.dims}"
+    stage.call()
+    expected = [x.clone() for x in (*stage.results, stage.made.k, stage.made.v)]
+    stage.restore()
+    right = {n: x.clone() for n, x in targets.items()}
+    wrong = {n: lie(why, x, r) for n, x in right.items()}
+    for n, x in targets.items():
+        x.copy_(wrong[n])
+    beside = stage.call()
+    problem = stage.damage()
+    if beside:
+        problem = f"{beside} bytes beside the workspace were written"
+    for n, x in targets.items():
+        if not problem and not torch.equal(x, wrong[n]) and n != "scheduler_metadata":
+            problem = f"{n} itself was written"
+        x.copy_(right[n])
+    stage.restore()
+    beside = stage.call()
+    found = [*stage.results, stage.made.k, stage.made.v]
+    if not problem and (beside or not all(same_bits(a, b) for a, b in zip(found, expected, strict=True))):
+        problem = "the next call is wrong"
+    return len(targets), f"{said}: {problem}" if problem else ""
