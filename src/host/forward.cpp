@@ -12,8 +12,8 @@
 #include "hopper_attention/testing.h"
 #include "host/kernel_table.h"
 #include "host/plan_cache.h"
-#include "host/require.h"
 #include "host/text.h"
+#include "host/workspace.h"
 
 namespace hopper_attention {
 namespace {
@@ -76,9 +76,7 @@ std::shared_ptr<Plan const> const& cached_plan(Problem const& problem, int devic
 void check_call(Arguments const& args) {
   Problem const problem = validate(args);
   Plan const plan = forced_plan ? make_plan(problem, args.q.device) : *cached_plan(problem, args.q.device);
-  require(!args.workspace.given() || args.workspace.shape[0] >= plan.workspace_bytes, "workspace: this call needs ",
-          plan.workspace_bytes, " bytes, found ", args.workspace.given() ? args.workspace.shape[0] : 0,
-          "; pass a larger one, or None in Python to have it allocated");
+  if (args.workspace.given()) { require_workspace(plan, args.workspace); }
   if (backend.launch != &launch) { return; }  // a stand-in needs no kernel
   for (KernelPlan const& kernel : plan.kernels) { find_kernel(kernel.family, plan.dtype, kernel.tile); }
 }

@@ -11,6 +11,7 @@
 #include "host/require.h"
 #include "host/schedule_shape.h"
 #include "host/tensor_map.h"
+#include "host/workspace.h"
 #include "kernels/params.h"
 #include "kernels/schedule_params.h"
 #include "kernels/split_combine_params.h"
@@ -197,9 +198,7 @@ Workspace divide_workspace(Plan const& plan, Problem const& problem, Arguments c
   parts.metadata = static_cast<int*>(args.scheduler_metadata.data);
   if (plan.workspace_bytes == 0) { return parts; }
   Tensor const& workspace = args.workspace;
-  require(workspace.given() && workspace.shape[0] >= plan.workspace_bytes, "workspace: this call needs ",
-          plan.workspace_bytes, " bytes, found ", workspace.given() ? workspace.shape[0] : 0,
-          "; pass a larger one, or None in Python to have it allocated");
+  require_workspace(plan, workspace);
   auto* next = static_cast<std::byte*>(workspace.data);
   if (plan.makes_schedule) {
     parts.metadata = reinterpret_cast<int*>(next);
@@ -336,18 +335,6 @@ void launch_combine(Plan const& plan, Problem const& problem, Arguments const& a
 }
 
 }  // namespace
-
-void warmup(int ordinal) {
-  require_supported_device(ordinal);
-  DeviceGuard const guard(ordinal);
-  for (auto const& unit : kernel_table()) {
-    for (KernelEntry const& kernel : unit) { prepare_kernel(kernel.function, kernel.shared_bytes, ordinal); }
-  }
-  for (void const* function : {schedule_function(1), schedule_function(kScheduleCluster), split_combine_function(128),
-                               split_combine_function(256)}) {
-    prepare_kernel(function, 0, ordinal);
-  }
-}
 
 void launch(Plan const& plan, Problem const& problem, Arguments const& args, Stream stream) {
   if (plan.kernel == KernelFamily::kNone) { return; }

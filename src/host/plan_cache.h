@@ -28,10 +28,30 @@ struct PlanKeyHash {
       hash ^= hash >> 32;
     };
     Problem const& p = key.problem;
-    for (int const value :
-         {static_cast<int>(p.dtype), p.batch, p.seqlen_q, p.seqlen_k, p.heads_q, p.heads_k, p.head_dim, p.head_dim_v,
-          p.mask.left, p.mask.right, p.mask.chunk, static_cast<int>(p.has_sinks), p.num_splits, p.sm_margin,
-          static_cast<int>(p.batch_invariant), key.device}) {
+    for (int const value : {static_cast<int>(p.dtype),
+                            p.batch,
+                            p.seqlen_q,
+                            p.seqlen_k,
+                            p.total_q,
+                            static_cast<int>(p.ragged),
+                            static_cast<int>(p.packed_q),
+                            static_cast<int>(p.keys),
+                            p.page_size,
+                            static_cast<int>(p.has_metadata),
+                            p.heads_q,
+                            p.heads_k,
+                            p.head_dim,
+                            p.head_dim_v,
+                            p.mask.left,
+                            p.mask.right,
+                            p.mask.chunk,
+                            p.mask.cp_world,
+                            p.mask.cp_rank,
+                            static_cast<int>(p.has_sinks),
+                            p.num_splits,
+                            p.sm_margin,
+                            static_cast<int>(p.batch_invariant),
+                            key.device}) {
       mix(value);
     }
     mix(p.softmax_scale);

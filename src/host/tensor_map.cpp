@@ -5,6 +5,7 @@
 #include <string>
 
 #include "hopper_attention/errors.h"
+#include "host/tensor_map_cache.h"
 
 namespace hopper_attention {
 namespace {
@@ -26,9 +27,7 @@ EncodeFunction encode_function() {
   return function;
 }
 
-}  // namespace
-
-CUtensorMap make_tensor_map(DataType dtype, void* data, TensorMapShape const& shape) {
+CUtensorMap encode(DataType dtype, void* data, TensorMapShape const& shape) {
   constexpr std::uint64_t kElementBytes = 2;
   CUtensorMap map;
   std::array<std::uint64_t, TensorMapShape::kRank> stride_bytes{};
@@ -54,6 +53,13 @@ CUtensorMap make_tensor_map(DataType dtype, void* data, TensorMapShape const& sh
     throw CudaError(text);
   }
   return map;
+}
+
+}  // namespace
+
+CUtensorMap make_tensor_map(DataType dtype, void* data, TensorMapShape const& shape) {
+  thread_local TensorMapCache cache;
+  return cache.get({data, dtype, shape}, [&] { return encode(dtype, data, shape); });
 }
 
 }  // namespace hopper_attention

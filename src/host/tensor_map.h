@@ -22,7 +22,8 @@ struct TensorMapShape {
 };
 
 // The descriptor of a 16-bit tensor at `data`; the swizzle follows from box[0] (64 columns: 128 bytes, 32: 64 bytes).
-// Reads outside the extents give zeros, writes are dropped. Raises CudaError if the driver refuses.
+// Reads outside the extents give zeros, writes are dropped. Raises CudaError if the driver refuses. A map that this
+// thread has made before is not encoded again.
 CUtensorMap make_tensor_map(DataType dtype, void* data, TensorMapShape const& shape);
 
 }  // namespace hopper_attention

@@ -1,18 +1,35 @@
 // Text for messages and plans.
 #pragma once
 
+#include <concepts>
 #include <sstream>
 #include <string>
+#include <string_view>
 
 #include "hopper_attention/types.h"
 
 namespace hopper_attention {
 
+// Words and numbers without a stream, which costs 300 ns: a plan writes twenty texts, and an engine whose bound on the
+// lengths grows makes a plan at every step.
+template <class Part>
+void append_text(std::string& text, Part const& part) {
+  if constexpr (std::convertible_to<Part const&, std::string_view>) {
+    text += std::string_view(part);
+  } else if constexpr (std::same_as<Part, int> || std::same_as<Part, std::int64_t>) {
+    text += std::to_string(part);
+  } else {
+    std::ostringstream stream;
+    stream << part;
+    text += stream.str();
+  }
+}
+
 template <class... Parts>
 std::string concat(Parts const&... parts) {
-  std::ostringstream text;
-  (text << ... << parts);
-  return text.str();
+  std::string text;
+  (append_text(text, parts), ...);
+  return text;
 }
 
 constexpr char const* dtype_name(DataType type) {
