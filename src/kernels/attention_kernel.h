@@ -21,7 +21,7 @@ namespace hopper_attention {
 enum class ProducerWarp { kKeysValues = 0, kQueries = 1, kValues = 2, kSchedule = 3 };
 
 template <class Traits>
-__device__ __forceinline__ void setup_barriers(typename Traits::SharedStorage& shared) {
+__device__ __forceinline__ void setup_barriers(typename Traits::SharedStorage& shared, bool gathered) {
   constexpr int kConsumerWarps = Traits::kConsumerWarpgroups * cutlass::NumWarpsPerWarpGroup;
   constexpr int kReadersOfWork = kConsumerWarps + 3;  // the producer warps but the scheduler
   for (int w = 0; w < Traits::kConsumerWarpgroups; ++w) {
@@ -31,7 +31,7 @@ __device__ __forceinline__ void setup_barriers(typename Traits::SharedStorage& s
   for (int s = 0; s < Traits::kStages; ++s) {
     init_barrier(shared.full[s], 1);
     init_barrier(shared.empty[s], kConsumerWarps);
-    init_barrier(shared.landed[s], 1);
+    init_barrier(shared.landed[s], gathered ? GatherLoader<Traits>::kArrivals : 1);
   }
   for (int s = 0; s < Traits::kWorkSlots; ++s) {
     init_barrier(shared.work_full[s], 1);
@@ -91,17 +91,11 @@ __device__ __forceinline__ void schedule(AttentionParams const& params, typename
   }
 }
 
-struct WaitAtOnce {
-  __device__ __forceinline__ void operator()(uint64_t&, uint32_t) const {}
-};
-
-// Calls `body(work)` for every item of this CTA, and `before_wait` before it waits for one. All lanes of a warp.
-template <class Traits, class Body, class BeforeWait = WaitAtOnce>
-__device__ __forceinline__ void for_each_work(typename Traits::SharedStorage& shared, Body body,
-                                              BeforeWait before_wait = {}) {
+// Calls `body(work)` for every item of this CTA. All lanes of a warp.
+template <class Traits, class Body>
+__device__ __forceinline__ void for_each_work(typename Traits::SharedStorage& shared, Body body) {
   RingState<Traits::kWorkSlots> read;
   while (true) {
-    before_wait(shared.work_full[read.slot], read.phase);
     wait_barrier(shared.work_full[read.slot], read.phase);
     TileWork const& work = shared.work[read.slot];
     if (work.last) { break; }
@@ -116,15 +110,19 @@ template <class Traits>
 __device__ __forceinline__ void produce(AttentionParams const& params, typename Traits::SharedStorage& shared) {
   TmaLoader<Traits> const loader{params.load, shared, static_cast<int>(threadIdx.x % 32)};
   auto const warp = static_cast<ProducerWarp>(cutlass::canonical_warp_idx_sync());
-  if (warp == ProducerWarp::kKeysValues && Traits::kScheduled && params.load.pages.gathered()) {
-    GatherLoader<Traits> gather(params.load, shared, loader.lane);
-    for_each_work<Traits>(
-        shared,
-        [&](TileWork const& work) {
-          if (!work.range.empty()) { gather.load_keys_values(work); }
-        },
-        [&](uint64_t& barrier, uint32_t phase) { gather.before_wait(barrier, phase); });
-    gather.finish();
+  GatherLoader<Traits> const gather{params.load, shared, loader.lane};
+  bool const gathered = Traits::kScheduled && params.load.pages.gathered();
+  if (gathered && (warp == ProducerWarp::kKeysValues || warp == ProducerWarp::kValues)) {
+    RingState<Traits::kStages> write;
+    for_each_work<Traits>(shared, [&](TileWork const& work) {
+      if (work.range.empty()) { return; }
+      if (warp == ProducerWarp::kKeysValues) {
+        gather.load_keys(work, write);
+      } else {
+        gather.load_values(work, write);
+      }
+    });
+    cp_async_wait<0>();
   } else if (warp == ProducerWarp::kKeysValues) {
     RingState<Traits::kStages> write;
     for_each_work<Traits>(shared, [&](TileWork const& work) {
@@ -132,9 +130,11 @@ __device__ __forceinline__ void produce(AttentionParams const& params, typename 
     });
   } else if (warp == ProducerWarp::kQueries) {
     uint32_t phase = 0;
+    RingState<Traits::kStages> landed;
     for_each_work<Traits>(shared, [&](TileWork const& work) {
       loader.load_queries(work, phase);
       phase ^= 1;
+      if (gathered && loader.lane == 0) { gather.announce(work, landed); }
     });
   } else if (warp == ProducerWarp::kValues) {
     RingState<Traits::kStages> read;
@@ -194,7 +194,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.per_sm)
   extern __shared__ char shared_bytes[];
   auto& shared = *reinterpret_cast<typename Traits::SharedStorage*>(shared_bytes);
 
-  if (threadIdx.x == 0) { setup_barriers<Traits>(shared); }
+  if (threadIdx.x == 0) { setup_barriers<Traits>(shared, params.load.pages.gathered()); }
   __syncthreads();
   if (params.wait_at_start) { wait_for_prerequisites(); }
   start_dependents();  // which may read the schedule at once

@@ -68,7 +68,6 @@ struct TmaLoader {
   // Zeroes the rows of V outside the keys that the tile sees: their probabilities are 0, but 0 x NaN is NaN. Called by
   // one warp, which walks the ring beside the loading warp; with pages it loads the values as well.
   __device__ __forceinline__ void finish_values(TileWork const& work, State& read, uint32_t& landed_phases) const {
-    if (gathered()) { return; }  // without those rows
     BlockRange const range = work.range;
     ++read;  // K of the last block
     if (!paged()) {
@@ -94,8 +93,6 @@ struct TmaLoader {
 
  private:
   __device__ __forceinline__ bool paged() const { return Traits::kScheduled && params.pages.table != nullptr; }
-
-  __device__ __forceinline__ bool gathered() const { return Traits::kScheduled && params.pages.gathered(); }
 
   // Page of the box of block n that this lane brings: a box has 8 keys or more, so that lanes have at most one. TMA
   // delivers zeros for a page that does not exist.
@@ -155,14 +152,21 @@ struct TmaLoader {
       }
       return;
     }
+    // Box by box, with operands that are the same in all lanes: had each lane a box of its own, the hardware, which
+    // takes them from registers of the warp, would look for the next lane before each box.
     PageParams const& p = params.pages;
-    int const box = lane * p.box_keys;
-    if (box < Traits::kKeys) {
-      int const row = p.size.remainder(place + box);
-      CUTE_UNROLL
-      for (int c = 0; c < kColumns; c += kSlabColumns) {
-        SM90_TMA_LOAD_4D::copy(&map, &arrival, kHintKeys, slot + c * Traits::kKeys + box * kSlabColumns, c, row,
-                               work.head_k, page);
+    int const own_row = p.size.remainder(place + lane * p.box_keys);
+    int const head = work.head_k;
+    CUTE_NO_UNROLL
+    for (int box = 0; box * p.box_keys < Traits::kKeys; ++box) {
+      int const page_of_box = __shfl_sync(0xffffffff, page, box);
+      int const row = __shfl_sync(0xffffffff, own_row, box);
+      Element* const to = slot + box * p.box_keys * kSlabColumns;
+      if (cute::elect_one_sync()) {
+        CUTE_UNROLL
+        for (int c = 0; c < kColumns; c += kSlabColumns) {
+          SM90_TMA_LOAD_4D::copy(&map, &arrival, kHintKeys, to + c * Traits::kKeys, c, row, head, page_of_box);
+        }
       }
     }
   }
