@@ -130,8 +130,9 @@ void append(AppendArguments const& args, Stream stream) {
   DeviceGuard const guard(device);
   void const* const kernel = append_kernel(args.k_cache.dtype);
   prepare_kernel(kernel, 0, device);
-  launch_kernel(kernel, {.grid = dim3(static_cast<unsigned>(blocks)), .threads = kAppendThreads}, &params, stream,
-                "the launch of the append kernel failed");
+  launch_kernel(kernel,
+                {.grid = dim3(static_cast<unsigned>(blocks)), .threads = kAppendThreads, .start = Start::kOverlap},
+                &params, stream, "the launch of the append kernel failed");
 }
 
 }  // namespace hopper_attention

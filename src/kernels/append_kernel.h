@@ -1,8 +1,8 @@
 // Moves new keys and values into the cache, and rotates new keys and queries on the way.
 //
-// A block takes a few tokens of one tensor. First its warps find out where each token comes from, where it goes and at
-// which position it is; then its threads move vectors of 16 bytes. A decode step is a chain of dependent loads (length,
-// page, then cos and sin), so that nothing is looked up twice and all that is independent is in flight together.
+// A block takes a few tokens of one tensor. Its warps find out which sequence each token belongs to and at which
+// position it is; its threads move vectors of 16 bytes. A decode step is a chain of dependent loads, kept to two: the
+// length, with the vector under way meanwhile, then the page together with cos and sin.
 //
 // All that is read from the device is clamped: whatever lengths, starts, pages and indices hold, only elements of the
 // given tensors are read and written.
@@ -15,6 +15,7 @@
 #include <cstring>
 
 #include "kernels/append_params.h"
+#include "kernels/dependent_launch.h"
 
 namespace hopper_attention {
 namespace append_detail {
@@ -28,11 +29,12 @@ __device__ __forceinline__ int clamp(std::int64_t value, int low, int high) {
   return static_cast<int>(value < low ? low : value > high ? high : value);
 }
 
-// Where a token comes from and goes, in elements from the start of its tensors.
+// Where a token goes: to a slot of a row of the cache, or with pages of its sequence.
 struct Place {
-  std::int64_t source;
-  std::int64_t destination;  // negative: nowhere
-  int position;              // row of cos and sin
+  int sequence;  // -1: nowhere
+  int row;
+  int slot;
+  int position;  // row of cos and sin
 };
 
 // A token as one of a sequence; sequence -1 if it belongs to none.
@@ -61,43 +63,39 @@ __device__ __forceinline__ TokenOf find_token(int const* starts, int batch, int 
   return {token >= first && token < behind ? sequence : -1, token - first};
 }
 
-__device__ __forceinline__ Place place_of(AppendParams const& params, AppendJob const& job, int token,
-                                          TokenOf const& of) {
-  Place place{0, -1, 0};
+__device__ __forceinline__ Place place_of(AppendParams const& params, AppendJob const& job, TokenOf const& of) {
+  Place place{-1, of.sequence, 0, 0};
   if (of.sequence < 0) { return place; }
   CacheParams const& cache = params.cache;
   RotaryParams const& rotary = params.rotary;
-  int row = of.sequence;
-  if (cache.batch_idx != nullptr) { row = cache.batch_idx[of.sequence]; }
-  bool const has_slots = cache.page_table != nullptr || (row >= 0 && row < cache.rows);
+  if (cache.batch_idx != nullptr) { place.row = cache.batch_idx[of.sequence]; }
+  bool const has_slots = cache.page_table != nullptr || (place.row >= 0 && place.row < cache.rows);
   int const capacity = has_slots ? cache.capacity : 0;
   int const given = cache.seqused != nullptr ? cache.seqused[of.sequence] : cache.seqused_all;
   int const used = clamp(given, 0, capacity);
-
-  bool const packed = job.starts != nullptr;
-  int const source_index = packed ? token : of.index;
-  int const source_sequence = packed ? 0 : of.sequence;
-  place.source = source_sequence * job.source_stride.sequence + source_index * job.source_stride.token;
   if (job.rotate) {
     std::int64_t const first = rotary.seqlens != nullptr ? rotary.seqlens[of.sequence] : used;
     std::int64_t const steps = job.to_cache || rotary.per_position ? of.index : 0;
     place.position = clamp(first + steps, 0, rotary.positions - 1);
   }
-  if (!job.to_cache) {
-    place.destination = source_sequence * job.destination_stride.sequence + source_index * job.destination_stride.token;
-    return place;
-  }
   std::int64_t const slot = std::int64_t{used} + of.index;
-  if (slot >= capacity) { return place; }
-  int in_row = static_cast<int>(slot);
-  if (cache.page_table != nullptr) {
-    int const page = cache.page_size.quotient(in_row);
-    in_row -= page * cache.page_size.divisor;
-    row = cache.page_table[of.sequence * cache.page_table_stride + page];
-    if (row < 0 || row >= cache.rows) { return place; }
-  }
-  place.destination = row * job.destination_stride.sequence + in_row * job.destination_stride.token;
+  if (job.to_cache && slot >= capacity) { return place; }
+  place.sequence = of.sequence;
+  place.slot = job.to_cache ? static_cast<int>(slot) : 0;
   return place;
+}
+
+// The row of the cache that holds a token's slot: with pages the page, which may be none that exists.
+__device__ __forceinline__ int cache_row(CacheParams const& cache, Place const& place) {
+  if (cache.page_table == nullptr) { return place.row; }
+  return cache.page_table[place.sequence * cache.page_table_stride + cache.page_size.quotient(place.slot)];
+}
+
+// A token of a tensor that has all of them, in elements from its start.
+__device__ __forceinline__ std::int64_t token_offset(AppendJob const& job, TokenStrides const& stride, int token) {
+  if (job.starts != nullptr) { return token * stride.token; }
+  int const sequence = job.seqlen.quotient(token);
+  return sequence * stride.sequence + (token - sequence * job.seqlen.divisor) * stride.token;
 }
 
 template <class Element>
@@ -177,10 +175,19 @@ __device__ __forceinline__ float rotated(float own, float partner, float cos, fl
   return __fadd_rn(__fmul_rn(own, cos), __fmul_rn(partner, signed_sin));
 }
 
-// Rotates a vector of columns from `column` on, of the row at `source`, at a row of the tables.
+// Whether columns are turned together with those half of the rotary dim away, as vectors, and where those begin.
+__device__ __forceinline__ bool has_partner(RotaryParams const& rotary, int column) {
+  return rotary.by_vector && !rotary.interleaved && column < 2 * rotary.half;
+}
+__device__ __forceinline__ int partner_of(RotaryParams const& rotary, int column) {
+  return column < rotary.half ? column + rotary.half : column - rotary.half;
+}
+
+// Rotates a vector of columns from `column` on, of the row at `source`, at a row of the tables. `partner_vector`:
+// that of partner_of().
 template <class Element>
-__device__ __forceinline__ uint4 rotate(RotaryParams const& rotary, Element const* source, uint4 vector, int column,
-                                        int position) {
+__device__ __forceinline__ uint4 rotate(RotaryParams const& rotary, Element const* source, uint4 vector,
+                                        uint4 partner_vector, int column, int position) {
   int const half = rotary.half;
   if (column >= 2 * half) { return vector; }
   std::int64_t const cos_row = position * rotary.cos_stride;
@@ -207,7 +214,7 @@ __device__ __forceinline__ uint4 rotate(RotaryParams const& rotary, Element cons
     float partner[kColumns];
     float cos[kColumns];
     float sin[kColumns];
-    unpack<Element>(*reinterpret_cast<uint4 const*>(source + (first ? column + half : entry)), partner);
+    unpack<Element>(partner_vector, partner);
     load_table<Element>(rotary.cos, rotary.float32, cos_row, entry, cos);
     load_table<Element>(rotary.sin, rotary.float32, sin_row, entry, sin);
 #pragma unroll
@@ -249,9 +256,39 @@ __global__ void __launch_bounds__(kAppendThreads) append_tokens(__grid_constant_
   int const first_token = token_block * job.tokens_per_block;
   int const first_head = (block_of_job - token_block * job.head_blocks.divisor) * job.heads_per_block.divisor;
   int const tokens = min(job.tokens_per_block, job.tokens - first_token);
+  int const vectors = tokens * job.heads_per_block.divisor * job.vectors.divisor;
+
+  struct Item {
+    int token;  // of the block
+    int head;
+    int column;
+    Element const* from;  // the row
+    uint4 vector;
+    uint4 partner;
+  };
+  auto const read = [&](int i) {
+    int const row = job.vectors.quotient(i);
+    int const token = job.heads_per_block.quotient(row);
+    Item item{token, first_head + row - token * job.heads_per_block.divisor, (i - row * job.vectors.divisor) * kColumns,
+              nullptr};
+    item.vector = item.partner = uint4{0, 0, 0, 0};
+    if (item.head >= job.heads) { return item; }
+    item.from = static_cast<Element const*>(job.source) + token_offset(job, job.source_stride, first_token + token) +
+                item.head * job.source_stride.head;
+    item.vector = *reinterpret_cast<uint4 const*>(item.from + item.column);
+    if (job.rotate && has_partner(params.rotary, item.column)) {
+      item.partner = *reinterpret_cast<uint4 const*>(item.from + partner_of(params.rotary, item.column));
+    }
+    return item;
+  };
+
+  start_dependents();
+  wait_for_prerequisites();
+  int const thread = static_cast<int>(threadIdx.x);
+  Item item{};
+  if (thread < vectors) { item = read(thread); }
 
   // Each warp places up to four tokens, a lane for each.
-  int const thread = static_cast<int>(threadIdx.x);
   int const lane = thread % kWarp;
   int const warp = thread / kWarp;
   int const mine = warp + lane * kWarps;
@@ -267,24 +304,27 @@ __global__ void __launch_bounds__(kAppendThreads) append_tokens(__grid_constant_
       if (lane == turn) { of = found; }
     }
   }
-  if (mine < tokens) { places[mine] = place_of(params, job, first_token + mine, of); }
+  if (mine < tokens) { places[mine] = place_of(params, job, of); }
   __syncthreads();
 
-  int const vectors = tokens * job.heads_per_block.divisor * job.vectors.divisor;
-  auto const* const source = static_cast<Element const*>(job.source);
   auto* const destination = static_cast<Element*>(job.destination);
-  for (int item = thread; item < vectors; item += kAppendThreads) {
-    int const row = job.vectors.quotient(item);
-    int const column = (item - row * job.vectors.divisor) * kColumns;
-    int const token = job.heads_per_block.quotient(row);
-    int const head = first_head + row - token * job.heads_per_block.divisor;
-    Place const place = places[token];
-    if (place.destination < 0 || head >= job.heads) { continue; }
-    Element const* const from = source + place.source + head * job.source_stride.head;
-    uint4 vector = *reinterpret_cast<uint4 const*>(from + column);
-    if (job.rotate) { vector = rotate(params.rotary, from, vector, column, place.position); }
-    Element* const to = destination + place.destination + head * job.destination_stride.head + column;
-    *reinterpret_cast<uint4*>(to) = vector;
+  for (int i = thread; i < vectors; i += kAppendThreads) {
+    if (i != thread) { item = read(i); }
+    Place const place = places[item.token];
+    if (place.sequence < 0 || item.head >= job.heads) { continue; }
+    int const row = job.to_cache ? cache_row(params.cache, place) : 0;
+    if (job.rotate) {
+      item.vector = rotate(params.rotary, item.from, item.vector, item.partner, item.column, place.position);
+    }
+    std::int64_t to = 0;
+    if (!job.to_cache) {
+      to = token_offset(job, job.destination_stride, first_token + item.token);
+    } else {
+      if (row < 0 || row >= params.cache.rows) { continue; }
+      int const slot = params.cache.page_table == nullptr ? place.slot : params.cache.page_size.remainder(place.slot);
+      to = row * job.destination_stride.sequence + slot * job.destination_stride.token;
+    }
+    *reinterpret_cast<uint4*>(destination + to + item.head * job.destination_stride.head + item.column) = item.vector;
   }
 }
 
