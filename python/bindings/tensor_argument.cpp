@@ -40,7 +40,11 @@ struct KnownType {
 };
 constinit std::array<KnownType, 4> known_types{};
 
+constinit bool host_counts_as_cuda = false;
+
 }  // namespace
+
+void count_host_memory_as_cuda(bool counts) { host_counts_as_cuda = counts; }
 
 ExchangeApi const* exchange_api(nb::handle type) {
   for (KnownType& known : known_types) {
@@ -95,7 +99,7 @@ void TensorArgument::read(char const* name, DLTensor const& source) {
   }
   tensor_.data = source.data == nullptr ? nullptr : static_cast<char*>(source.data) + source.byte_offset;
   tensor_.dtype = data_type(source.dtype);
-  tensor_.device = cuda ? source.device.device_id : kCpuDevice;
+  tensor_.device = cuda ? source.device.device_id : host_counts_as_cuda ? 0 : kCpuDevice;
   tensor_.rank = source.ndim;
   std::int64_t contiguous = 1;  // before DLPack 1.2 no strides mean a contiguous tensor
   for (int dim = source.ndim - 1; dim >= 0; --dim) {
@@ -106,7 +110,7 @@ void TensorArgument::read(char const* name, DLTensor const& source) {
 }
 
 Stream TensorArgument::current_stream() const {
-  if (api_ == nullptr || tensor_.device == kCpuDevice) { return nullptr; }
+  if (api_ == nullptr || tensor_.device == kCpuDevice || host_counts_as_cuda) { return nullptr; }
   void* stream = nullptr;
   if (api_->current_work_stream(dlpack::kCuda, tensor_.device, &stream) != 0) { throw nb::python_error(); }
   return static_cast<Stream>(stream);

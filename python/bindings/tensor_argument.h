@@ -35,6 +35,9 @@ class TensorArgument {
   std::optional<nb::ndarray<nb::ro>> kept_;  // what the fallback borrows from
 };
 
+// For tests: whether tensors in host memory count as tensors of CUDA device 0.
+void count_host_memory_as_cuda(bool counts);
+
 // The exchange table of tensors of `type`, nullptr if it has none that this module understands.
 dlpack::ExchangeApi const* exchange_api(nb::handle type);
 

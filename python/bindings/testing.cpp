@@ -10,6 +10,7 @@
 
 #include "bindings.h"
 #include "hopper_attention/testing.h"
+#include "tensor_argument.h"
 
 namespace hopper_attention::python {
 namespace {
@@ -39,15 +40,20 @@ void record_launch(Plan const& plan, Problem const& /*problem*/, Arguments const
   r.stream = stream;
 }
 
+void count_launch(Plan const& /*plan*/, Problem const& /*problem*/, Arguments const& /*args*/, Stream /*stream*/) {
+  ++recording().launches;
+}
+
 DeviceInfo const& recorded_device(int /*ordinal*/) { return recording().device; }
 
-void stub_backend(std::optional<DeviceInfo> device) {
+void stub_backend(std::optional<DeviceInfo> device, bool timed) {
   Recording& r = recording();
   std::lock_guard const lock(r.mutex);
   r.launches = 0;
+  count_host_memory_as_cuda(device && timed);
   if (device) {
     r.device = *device;
-    testing::set_backend({.launch = record_launch, .device_info = recorded_device});
+    testing::set_backend({.launch = timed ? count_launch : record_launch, .device_info = recorded_device});
   } else {
     testing::set_backend({});
   }
@@ -134,8 +140,10 @@ void bind_testing(nb::module_& module) {
              "was in force before.");
   module.def("cached_plans", &testing::cached_plans, "For tests: plans that forward() keeps.");
   module.def(
-      "stub_backend", &stub_backend, nb::arg("device").none(),
-      "For tests: forward() plans for `device` and records its launch instead of making it; None brings the GPU back.");
+      "stub_backend", &stub_backend, nb::arg("device").none(), nb::kw_only(), nb::arg("timed") = false,
+      "For tests: forward() plans for `device` and records its launch instead of making it; None brings the GPU back.\n"
+      "timed: for the host time of a call, launches are counted only, and tensors in host memory count as tensors of\n"
+      "device 0.");
   module.def("launches", [] { return recording().launches; }, "For tests: launches recorded since stub_backend().");
   module.def("last_launch", &last_launch, "For tests: what the last recorded launch was given.");
 }

@@ -224,9 +224,11 @@ def force_plan(forced: ForcedPlan | None) -> ForcedPlan | None:
 def cached_plans() -> int:
     """For tests: plans that forward() keeps."""
 
-def stub_backend(device: DeviceInfo | None) -> None:
+def stub_backend(device: DeviceInfo | None, *, timed: bool = False) -> None:
     """
     For tests: forward() plans for `device` and records its launch instead of making it; None brings the GPU back.
+    timed: for the host time of a call, launches are counted only, and tensors in host memory count as tensors of
+    device 0.
     """
 
 def launches() -> int:

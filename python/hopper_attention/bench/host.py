@@ -1,64 +1,185 @@
-"""Host time of a call: how long Python is busy until the work is queued. One query on 128 keys, eager."""
+"""Host time of a call: how long Python is busy until the work is queued. One query on 128 keys, eager, beside torch.add
+(the floor of a torch call) and the operator of the FlashAttention-3 library.
+"""
 
 from __future__ import annotations
 
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from hopper_attention.bench.peers import Implementation
 from hopper_attention.bench.suites import Case
 
-CASES = [
-    Case("host", "dense", 1, 1, 128, 32, 8, 128, causal=False),
-    Case("host", "varlen", 1, 1, 128, 32, 8, 128, causal=False, call="varlen"),
-    Case("host", "cache, page 16", 1, 1, 128, 32, 8, 128, call="cache", page_size=16),
-]
+ONE_LAUNCH_US = 6.0  # out and LSE given
+ALLOCATING_US = 3.0  # more where the call allocates out
+LAUNCH_US = 2.5  # more for each further launch
+MODE_US = 15.0  # through torch's dispatcher, under a mode
 CALLS = 100  # between synchronisations: few enough that the queue to the GPU never fills
 BATCHES = 60
 
 
-def measure(implementations: list[Implementation], quick: bool = False) -> list[dict[str, Any]]:
-    """Rows {"case", "implementation", "us", "remark"}; torch.add, the floor of a torch call, comes first."""
+@dataclass(frozen=True)
+class HostCase:
+    """A call whose host time is bounded. options: of the public function, beside tensors. Everything but what
+    `without` names is given: "out" (and the LSE), "metadata". splits: num_splits.
+    """
+
+    case: Case
+    limit_us: float
+    splits: int = 1
+    without: tuple[str, ...] = ()
+    appends: bool = False
+    under_mode: bool = False
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def _case(name: str, call: str, page_size: int = 0) -> Case:
+    return Case("host", name, 1, 1, 128, 32, 8, 128, causal=page_size > 0, call=call, page_size=page_size)
+
+
+HOST_CASES = [
+    HostCase(_case("dense", "dense"), ONE_LAUNCH_US),
+    HostCase(_case("dense, out allocated", "dense"), ONE_LAUNCH_US + ALLOCATING_US, without=("out",)),
+    HostCase(_case("paged", "varlen", 16), ONE_LAUNCH_US),
+    HostCase(_case("paged, out allocated", "varlen", 16), ONE_LAUNCH_US + ALLOCATING_US, without=("out",)),
+    HostCase(_case("paged cache", "cache", 16), ONE_LAUNCH_US),
+    HostCase(
+        _case("paged, schedule made (2 launches)", "varlen", 16), ONE_LAUNCH_US + LAUNCH_US, without=("metadata",)
+    ),
+    HostCase(
+        _case("paged, mixed batch (3 launches)", "varlen", 16),
+        ONE_LAUNCH_US + 2 * LAUNCH_US,
+        splits=0,
+        options={"max_seqlen_q": 128},
+    ),
+    HostCase(_case("paged cache, append (2 launches)", "cache", 16), ONE_LAUNCH_US + LAUNCH_US, appends=True),
+    HostCase(_case("paged, through the dispatcher", "varlen", 16), MODE_US, under_mode=True),
+]
+CASES = [host_case.case for host_case in HOST_CASES]
+
+
+def measure(implementations: list[Implementation], quick: bool = False, device: str = "cuda") -> list[dict[str, Any]]:
+    """Rows {"case", "implementation", "us", "limit", "within", "remark"}; torch.add comes first."""
     import torch
 
     from hopper_attention.bench import inputs
 
     batches = BATCHES // 4 if quick else BATCHES
+    synchronize = torch.cuda.synchronize if device == "cuda" else lambda: None
+    fa3 = next((implementation for implementation in implementations if implementation.name == "fa3"), None)
     rows = []
     with torch.inference_mode():
-        x = torch.randn(1024, device="cuda")
-        rows.append(row("any", "torch.add", time_calls([lambda: torch.add(x, x)], batches), ""))
-        for case in CASES:
-            sets = inputs.make(case, "cuda")[:1]
-            for implementation in implementations:
-                if implementation.refusal(case):
-                    continue
+        x = torch.randn(1024, device=device)
+        rows.append(row("any", "torch.add", time_calls(lambda: torch.add(x, x), batches, synchronize)))
+        for host_case in HOST_CASES:
+            case = host_case.case
+            (one_set, *_) = inputs.make(case, device)
+            call = our_call(host_case, one_set)
+            if host_case.under_mode:
+                with passing_mode():
+                    us = time_calls(call, batches, synchronize)
+            else:
+                us = time_calls(call, batches, synchronize)
+            rows.append(row(case.name, "ours", us, host_case.limit_us))
+            if fa3 is not None and not (host_case.without or host_case.appends or host_case.under_mode):
                 try:
-                    calls = implementation.prepare(case, sets).calls
-                    rows.append(row(case.name, implementation.name, time_calls(calls, batches), ""))
-                except (NotImplementedError, RuntimeError) as error:
-                    rows.append(row(case.name, implementation.name, None, str(error).splitlines()[0]))
+                    theirs = bare_operator(fa3.prepare(case, [one_set]).calls[0], "fa3")
+                    rows.append(row(case.name, "fa3", time_calls(theirs, batches, synchronize)))
+                except (NotImplementedError, RuntimeError, ValueError) as error:
+                    rows.append(row(case.name, "fa3", None, remark=str(error).splitlines()[0]))
     return rows
 
 
-def row(case: str, implementation: str, us: float | None, remark: str) -> dict[str, Any]:
-    return {"case": case, "implementation": implementation, "us": "-" if us is None else us, "remark": remark}
+def row(
+    case: str, implementation: str, us: float | None, limit: float | None = None, remark: str = ""
+) -> dict[str, Any]:
+    within = "-" if us is None or limit is None else "yes" if us <= limit else "no"
+    shown = {"us": "-" if us is None else us, "limit": "-" if limit is None else limit}
+    return {"case": case, "implementation": implementation, **shown, "within": within, "remark": remark}
 
 
-def time_calls(calls: list[Callable[[], Any]], batches: int, synchronize: Callable[[], None] | None = None) -> float:
+def our_call(host_case: HostCase, inputs: Any) -> Callable[[], Any]:
+    """The call of the public function, with everything that a caller can make before."""
+    import torch
+
+    import hopper_attention
+
+    case = host_case.case
+    q = inputs.q
+    options: dict[str, Any] = {"causal": case.causal, **host_case.options}
+    if "out" not in host_case.without:
+        shape = (q.shape[1], q.shape[0]) if q.dim() == 3 else (q.shape[0], q.shape[2], q.shape[1])
+        options["out"] = torch.empty_like(q)
+        options["softmax_lse"] = torch.empty(shape, dtype=torch.float32, device=q.device)
+    if case.call == "dense":
+        k, v = inputs.k, inputs.v
+        return lambda: hopper_attention.flash_attn_func(q, k, v, **options)
+    if "metadata" not in host_case.without:
+        options["scheduler_metadata"] = hopper_attention.get_scheduler_metadata(
+            case.batch, 1, case.seqlen_k, case.heads_q, case.heads_k, case.head_dim, inputs.used_k,
+            qkv_dtype=q.dtype, cu_seqlens_q=inputs.cu_q if case.call == "varlen" else None,
+            page_size=case.page_size, causal=case.causal,
+        )  # fmt: skip
+    options |= {"page_table": inputs.page_table, "num_splits": host_case.splits}
+    if host_case.splits != 1 or host_case.without or host_case.appends:
+        options["workspace"] = torch.empty(64 << 20, dtype=torch.uint8, device=q.device)
+    k, v = inputs.k, inputs.v
+    if case.call == "cache":
+        if host_case.appends:
+            options |= {name: torch.zeros_like(x[:1, :1]) for name, x in (("k", k), ("v", v))}
+            options["cache_seqlens"] = inputs.used_k - 1
+        else:
+            options["cache_seqlens"] = inputs.used_k
+        return lambda: hopper_attention.flash_attn_with_kvcache(q, k, v, **options)
+    cu_seqlens_q = inputs.cu_q
+    options = {"max_seqlen_q": 1, "max_seqlen_k": case.seqlen_k, "seqused_k": inputs.used_k, **options}
+    return lambda: hopper_attention.flash_attn_varlen_func(q, k, v, cu_seqlens_q, **options)
+
+
+def passing_mode() -> Any:
+    """A dispatch mode that does nothing: what a call costs when torch has to see it."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Passing(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            return func(*args, **(kwargs or {}))
+
+    return Passing()
+
+
+def bare_operator(call: Callable[[], Any], library: str) -> Callable[[], Any]:
+    """The operator whose name contains `library` with the arguments that `call` gives it: without the Python around it.
+
+    Raises ValueError if the call has none.
+    """
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    seen = []
+
+    class Recording(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append((func, args, kwargs or {}))
+            return func(*args, **(kwargs or {}))
+
+    with Recording():
+        call()
+    for func, args, kwargs in seen:
+        if library in str(func):
+            return lambda: func(*args, **kwargs)
+    raise ValueError(f"the call has no operator of {library}")
+
+
+def time_calls(call: Callable[[], Any], batches: int, synchronize: Callable[[], None]) -> float:
     """Median over batches of the host's us for each call."""
-    if synchronize is None:
-        import torch
-
-        synchronize = torch.cuda.synchronize
     found = []
     for _ in range(batches + 1):
         synchronize()
         start = time.perf_counter()
-        for index in range(CALLS):
-            calls[index % len(calls)]()
+        for _ in range(CALLS):
+            call()
         found.append((time.perf_counter() - start) * 1e6 / CALLS)
     synchronize()
     return statistics.median(found[1:])

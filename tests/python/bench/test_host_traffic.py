@@ -7,6 +7,7 @@ import time
 import pytest
 
 from hopper_attention.bench import host, traffic
+from hopper_attention.bench.peers import Implementation, Prepared
 
 RAW = """==PROF== Connected to process 1
 "ID","Kernel Name","dram__bytes_read.sum","dram__bytes_write.sum"
@@ -18,8 +19,58 @@ RAW = """==PROF== Connected to process 1
 
 def test_host_time_is_time_for_each_call():
     waits = []
-    us = host.time_calls([lambda: time.sleep(50e-6)], 3, lambda: waits.append(1))
+    us = host.time_calls(lambda: time.sleep(50e-6), 3, lambda: waits.append(1))
     assert 50 <= us < 5000 and len(waits) == 5
+
+
+class Library(Implementation):
+    """Stands in for FA3: an operator of torch behind some Python."""
+
+    name = "fa3"
+
+    def prepare(self, case, sets):
+        q = sets[0].q
+        return Prepared([lambda: self.forward(q)], lambda out: out)
+
+    def forward(self, q):
+        import torch
+
+        return torch.ops.fa3_stand_in.fwd(q + q)
+
+
+@pytest.fixture
+def library(monkeypatch):
+    torch = pytest.importorskip("torch")
+    made = torch.library.Library("fa3_stand_in", "DEF")
+    made.define("fwd(Tensor q) -> Tensor")
+    seen = []
+    made.impl("fwd", lambda q: seen.append(q) or q.clone(), "CPU")
+    monkeypatch.setattr(host, "CALLS", 1)
+    monkeypatch.setattr(host, "BATCHES", 4)
+    yield seen
+    made._destroy()
+
+
+def test_the_operator_is_timed_without_the_python_around_it(library):
+    import torch
+
+    x = torch.ones(3)
+    operator = host.bare_operator(lambda: torch.ops.fa3_stand_in.fwd(x + x), "fa3")
+    assert torch.equal(operator(), x + x) and library[-1] is library[-2], "nothing is added up again"
+    with pytest.raises(ValueError, match="has no operator of fa3"):
+        host.bare_operator(lambda: x + x, "fa3")
+
+
+def test_every_case_has_a_row_with_its_limit(library):
+    """On the CPU, where the reference answers: what is called, not how fast."""
+    rows = host.measure([Library()], quick=True, device="cpu")
+    assert rows[0]["implementation"] == "torch.add" and len({tuple(row) for row in rows}) == 1
+    ours = {row["case"]: row for row in rows if row["implementation"] == "ours"}
+    assert list(ours) == [case.name for case in host.CASES]
+    assert [row["limit"] for row in ours.values()] == [6.0, 9.0, 6.0, 9.0, 6.0, 8.5, 11.0, 8.5, 15.0]
+    assert all(row["within"] == ("yes" if row["us"] <= row["limit"] else "no") for row in ours.values())
+    theirs = [row["case"] for row in rows if row["implementation"] == "fa3"]
+    assert theirs == ["dense", "paged", "paged cache", "paged, mixed batch (3 launches)"] and library
 
 
 def test_counted_bytes_are_summed_in_their_units():

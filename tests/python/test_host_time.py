@@ -1,0 +1,107 @@
+"""How long a call keeps Python busy, with the launch stubbed: CPU tensors play the part of CUDA tensors, and everything but
+the CUDA calls is real. Limits are multiples of torch.add's time in the same process, so that a slow machine moves both;
+they leave half as much again as the calls took when they were set.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import timeit
+
+import pytest
+
+from hopper_attention import cache, interface, schedule
+
+torch = pytest.importorskip("torch")
+
+from hopper_attention.bench import host, inputs  # noqa: E402
+
+CALLS, REPEATS = 500, 25
+# Times of torch.add.
+LIMITS = {
+    "dense": 3.5,
+    "dense, out allocated": 6.0,
+    "paged": 4.2,
+    "paged, out allocated": 7.0,
+    "paged cache": 4.7,
+    "paged, schedule made (2 launches)": 4.4,
+    "paged, mixed batch (3 launches)": 4.8,
+    "paged, through the dispatcher": 45.0,
+}
+
+
+@pytest.fixture
+def timed(monkeypatch, recorder):
+    recorder.stub_backend(recorder.device_info("H100"), timed=True)
+    for module in (interface, cache, schedule):
+        monkeypatch.setattr(module, "on_cuda", lambda name, x: True)
+    monkeypatch.setattr(schedule, "_core", _WithoutSchedules(recorder))
+    return recorder
+
+
+class _WithoutSchedules:
+    """`_core`, whose schedule kernel has no stub."""
+
+    def __init__(self, core):
+        self.schedule_size = core.schedule_size
+
+    def make_schedule(self, *args, **options):
+        pass
+
+
+def least_us(call):
+    return min(timeit.repeat(call, number=CALLS, repeat=REPEATS)) / CALLS * 1e6
+
+
+def in_adds(call, mode=contextlib.nullcontext):
+    """The time of a call under a mode in times of torch.add without it: the least of three comparisons, since other
+    processes only add time.
+    """
+    x = torch.randn(1024)
+    found = []
+    for _ in range(3):
+        with mode():
+            us = least_us(call)
+        found.append(us / least_us(lambda: torch.add(x, x)))
+    return min(found)
+
+
+def test_every_case_of_the_benchmark_without_cuda_calls_is_bounded():
+    others = {case.case.name for case in host.HOST_CASES if case.appends}
+    assert set(LIMITS) | others == {case.name for case in host.CASES}
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in host.HOST_CASES if not case.appends], ids=lambda case: case.case.name
+)
+def test_host_time(timed, case):
+    if not timed.has_exchange_api(torch.Tensor):
+        pytest.skip("torch < 2.10 has no exchange API")
+    with torch.inference_mode():
+        call = host.our_call(case, inputs.make(case.case, "cpu")[0])
+        before = timed.launches()
+        call()
+        assert timed.launches() == before + 1, "the call must have reached the launch"
+        found = in_adds(call, host.passing_mode if case.under_mode else contextlib.nullcontext)
+    assert found <= LIMITS[case.case.name]
+
+
+def test_a_slower_call_is_noticed(timed, monkeypatch):
+    """What reading a few tensors by way of Python, 3 us, would cost."""
+    case = host.HOST_CASES[0]
+    real = interface.on_cuda
+
+    def slow(name, x):
+        x.data_ptr(), x.stride(), [dict.fromkeys(range(12)) for _ in range(6)]
+        return real(name, x)
+
+    monkeypatch.setattr(interface, "on_cuda", slow)
+    with torch.inference_mode():
+        assert in_adds(host.our_call(case, inputs.make(case.case, "cpu")[0])) > LIMITS["dense"]
+
+
+def test_the_stub_ends(timed):
+    timed.stub_backend(None)
+    q = torch.zeros(1, 1, 1, 64, dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match="^q: must be on a CUDA device"):
+        timed.forward(q, q, q, q)
