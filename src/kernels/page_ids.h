@@ -20,16 +20,21 @@ struct BlockPages {
 // not be a page that exists. Called for blocks before the first one, too.
 template <int kKeys>
 __device__ __forceinline__ BlockPages<kKeys> find_pages(PageParams const& p, TileWork const& work, int n, int lane) {
+  // Read once, not for each box: what is read from shared memory counts as changed after every barrier and copy.
+  KeyInterval const seen = work.range.keys;
+  int const first = work.first_key(n, kKeys);
+  int const row = work.sequence.k_row + first;
+  int const* const table = p.table + work.sequence.batch * p.stride;
+  bool const in_range = n >= work.range.begin;
   BlockPages<kKeys> pages;
   CUTE_UNROLL
   for (int i = 0; i < ceil_div(kKeys, 32); ++i) {
     int const box = (i * 32 + lane) * p.box_keys;
-    int const key = work.first_key(n, kKeys) + box;
-    KeyInterval const seen = work.range.keys;
+    int const key = first + box;
+    int const index = p.size.quotient(row + box);
     pages.id[i] = -1;
-    if (n >= work.range.begin && box < kKeys && key < seen.end && key + p.box_keys > seen.begin) {
-      int const index = p.size.quotient(work.sequence.k_row + key);
-      if (index < p.width) { pages.id[i] = p.table[work.sequence.batch * p.stride + index]; }
+    if (in_range && box < kKeys && key < seen.end && key + p.box_keys > seen.begin && index < p.width) {
+      pages.id[i] = table[index];
     }
   }
   return pages;

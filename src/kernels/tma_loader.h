@@ -45,7 +45,7 @@ struct TmaLoader {
   }
 
   // Keys one block ahead of values, so that S of block n - 1 starts under P V of block n. All lanes of a warp. With
-  // pages the values are left to the warp that hides them: a warp issues the boxes of its lanes one after the other.
+  // pages the values are left to the warp that hides them: a block then is many boxes.
   __device__ __forceinline__ void load_keys_values(TileWork const& work, State& write) const {
     BlockRange const range = work.range;
     int current = page_of(work, range.end - 1);
