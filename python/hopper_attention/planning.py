@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from hopper_attention import _core
+from hopper_attention import _core, features
 from hopper_attention.arguments import dtype_name, flag, integer, number, size_of_pages, window
 
-_DTYPES = ("bfloat16", "float16")
-_MAX_HEAD_DIM = 256
-_HEAD_DIM_STEP = 8
-_HEAD_DIMS = [(d, d) for d in range(_HEAD_DIM_STEP, _MAX_HEAD_DIM + 1, _HEAD_DIM_STEP)] + [(192, 128)]
+_DTYPES = features.DTYPES
+_HEAD_DIMS = [
+    *((d, d) for d in range(features.HEAD_DIM_STEP, features.MAX_HEAD_DIM + 1, features.HEAD_DIM_STEP)),
+    (192, 128),
+]
 _NAME_FOR_PLANS = "H100"
 
 
@@ -85,14 +86,47 @@ def is_supported(
     softcap: float = 0.0,
     sinks: bool = False,
     device: Any = None,
+    attention_chunk: int | None = 0,
+    packed_q: bool = False,
+    packed_k: bool = False,
+    append: bool = False,
+    rotary: bool = False,
+    num_splits: int = 0,
+    heads_q: int = 1,
+    heads_kv: int = 1,
+    cp_world_size: int = 1,
+    batch_invariant: bool = False,
+    scheduler_metadata: bool = False,
 ) -> tuple[bool, str]:
     """Whether a GPU call with these arguments would run, and why not: (True, "") or (False, reason). Never raises for
     values.
 
     device as in `plan`; with None the GPU of this machine must be able to run the kernels. The kernel must be in this
-    build.
+    build. packed_q, packed_k: with cu_seqlens_q, cu_seqlens_k. append: k and v are new keys; rotary: and rotated.
+    scheduler_metadata: is given. What goes together: hopper_attention.features.
     """
     try:
+        if integer("cp_world_size", cp_world_size) < 1:
+            raise ValueError(f"cp_world_size: must be at least 1, found {cp_world_size}")
+        reason = features.why_not(
+            features.chosen_by(
+                causal=flag("causal", causal),
+                window=window(window_size),
+                attention_chunk=0 if attention_chunk is None else integer("attention_chunk", attention_chunk),
+                softcap=number("softcap", softcap),
+                sinks=flag("sinks", sinks),
+                packed_q=flag("packed_q", packed_q),
+                packed_k=flag("packed_k", packed_k),
+                page_size=size_of_pages(page_size),
+                append=flag("append", append),
+                rotary=flag("rotary", rotary),
+                cp_world_size=cp_world_size,
+                batch_invariant=flag("batch_invariant", batch_invariant),
+                metadata=flag("scheduler_metadata", scheduler_metadata),
+            )
+        )
+        if reason:
+            return False, reason
         ordinal = device_ordinal(device)
         if ordinal is not None:
             _core.require_supported_device(ordinal)
@@ -110,8 +144,11 @@ def is_supported(
             batch=1,
             max_seqlen_q=1024,
             max_seqlen_k=1024,
-            heads_q=1,
-            heads_kv=1,
+            heads_q=heads_q,
+            heads_kv=heads_kv,
+            num_splits=num_splits,
+            attention_chunk=attention_chunk,
+            batch_invariant=batch_invariant,
         )
     except (ValueError, TypeError, NotImplementedError, RuntimeError) as error:
         return False, str(error)

@@ -367,8 +367,12 @@ def new_results(made: Made) -> tuple[torch.Tensor, torch.Tensor]:
     return out, torch.full(shape, LSE_POISON, device=q.device)
 
 
-def attend(made: Made, results: tuple[torch.Tensor, torch.Tensor] | None = None, **given: Any):
-    """(out, lse) of the call under the forced choices of the batch; `given` replaces arguments."""
+def attend(
+    made: Made, results: tuple[torch.Tensor, torch.Tensor] | None = None, with_lse: bool = True, **given: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(out, lse) of the call under the forced choices of the batch; `given` replaces arguments. Without `with_lse` the
+    call is not asked for the LSE, and lse keeps what it holds.
+    """
     batch = made.batch
     out, lse = new_results(made) if results is None else results
     arguments = {
@@ -378,7 +382,7 @@ def attend(made: Made, results: tuple[torch.Tensor, torch.Tensor] | None = None,
         "num_splits": batch.num_splits,
         "batch_invariant": batch.batch_invariant,
         "out": out,
-        "softmax_lse": lse,
+        "softmax_lse": lse if with_lse else None,
     }
     if batch.metadata and has_schedules():
         arguments["scheduler_metadata"] = schedule(made)
@@ -386,8 +390,12 @@ def attend(made: Made, results: tuple[torch.Tensor, torch.Tensor] | None = None,
     forced = force_plan(**dict(batch.forced)) if batch.forced else contextlib.nullcontext()
     with forced:
         if batch.call == "varlen":
-            return hopper_attention.flash_attn_varlen_func(made.q, made.k, made.v, return_attn_probs=True, **arguments)
-        return hopper_attention.flash_attn_with_kvcache(made.q, made.k, made.v, return_softmax_lse=True, **arguments)
+            arguments["return_attn_probs"] = with_lse
+            found = hopper_attention.flash_attn_varlen_func(made.q, made.k, made.v, **arguments)
+        else:
+            arguments["return_softmax_lse"] = with_lse
+            found = hopper_attention.flash_attn_with_kvcache(made.q, made.k, made.v, **arguments)
+    return found if with_lse else (found, lse)
 
 
 def has_schedules() -> bool:

@@ -6,9 +6,9 @@ Emulated on the CPU (tests/python/test_gates.py); on a GPU also those made from 
 
 from __future__ import annotations
 
-import test_gates
 import torch
 
+import test_gates
 from gpu import support, test_defects
 from hopper_attention.testing import gates
 from reliability.harness import Budget, Failures, result

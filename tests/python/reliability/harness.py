@@ -11,7 +11,7 @@ A section is a module of this folder:
     def run(budget: Budget) -> dict
 
 `run` returns {"cases": how many were run, "failures": texts, each with the way to see it again, "figures": {name: value}}.
-Figures of several parts are merged: whole numbers add up, fractions give the largest, texts the first; a name that starts
+"count", if it is there, replaces how many cases there should be. Figures of several parts are merged: whole numbers add up, fractions give the largest, texts the first; a name that starts
 with "least " gives the smallest, one that starts with "worst " the largest. A module may define merge(results) -> result
 instead.
 """
@@ -104,7 +104,9 @@ def merged(results: list[dict[str, Any]]) -> dict[str, Any]:
                 figures[name] = max(figures[name], value)
             elif isinstance(value, int):
                 figures[name] += value
+    counts = [part["count"] for part in results if "count" in part]
     return {
+        **({"count": sum(counts)} if counts else {}),
         "cases": sum(part["cases"] for part in results),
         "failures": [text for part in results for text in part["failures"]],
         "figures": figures,

@@ -156,4 +156,4 @@ def run(budget: Budget) -> dict:
     figures["FA3: calls that it refuses"] = refused
     if lost:
         figures["note"] = lost
-    return result(cases, [], **figures)
+    return {**result(cases, [], **figures), "count": cases}

@@ -1,7 +1,11 @@
-"""The scorecard: docs/data/reliability.json -> docs/reliability.md, and its short form in tests/gpu_report.json."""
+"""The scorecard: docs/data/reliability.json -> docs/reliability.md, and its short form in tests/gpu_report.json.
+
+Also writes docs/features.md, which shows the table of features.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 from dataclasses import dataclass
@@ -11,6 +15,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[3]
 DATA = ROOT / "docs" / "data" / "reliability.json"
 PAGE = ROOT / "docs" / "reliability.md"
+FEATURES = ROOT / "docs" / "features.md"
 REPORT = ROOT / "tests" / "gpu_report.json"
 NO_SECTIONS = {"__init__", "harness", "scorecard"}
 
@@ -209,3 +214,12 @@ def write(taken: Path | None = None) -> None:
     report["reliability"] = of_report(entries)
     REPORT.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     PAGE.write_text(page(entries, report), encoding="utf-8")
+    FEATURES.write_text(features_page(), encoding="utf-8")
+
+
+def features_page() -> str:
+    """The text of docs/features.md, from the table of the sources; the package need not be built."""
+    spec = importlib.util.spec_from_file_location("features", ROOT / "python" / "hopper_attention" / "features.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.page()

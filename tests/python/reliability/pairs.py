@@ -1,0 +1,51 @@
+"""Every pair of values of all features in some call, many times over with other lengths and other values within them."""
+
+from __future__ import annotations
+
+from gpu import batches, support, test_pairs
+from hopper_attention.features import NOT_TOGETHER, all_pairs, covering_rows, pairs_of
+from reliability.harness import Budget, Failures, merged, result
+
+TITLE = "Every pair of values of all features against float64"
+NEEDS = "gpu"
+COUNT = 800
+SECONDS = 150
+PARTS = 2
+
+ROUNDS = 20  # of covering rows, each another set
+
+
+def rows_of(seed: int) -> list[dict[str, str]]:
+    return [row for i in range(ROUNDS) for row in covering_rows(ROUNDS * seed + i)]
+
+
+def run(budget: Budget) -> dict:
+    failures, pool, cases = Failures(), batches.Pool(), 0
+    support.WORST = support.Worst()
+    rows = rows_of(budget.seed)
+    index = {pair: i for i, pair in enumerate(all_pairs())}
+    seen: set[int] = set()
+    for number in budget.numbers(min(budget.count, len(rows))):
+        row = rows[number]
+        problem = test_pairs.problem_of(number, row, 7919 * (budget.seed + 1) + number, pool)
+        if problem:
+            failures.add(problem)
+            if "CUDA error" in problem:
+                break
+        else:
+            seen |= {index[pair] for pair in pairs_of(row)}
+        cases += 1
+    found = result(cases, failures, **{f"worst {gate}": value for gate, value in support.WORST.values.items()})
+    return {**found, "seen": sorted(seen)}
+
+
+def merge(results: list[dict]) -> dict:
+    """With the pairs of all parts."""
+    seen = set().union(*(part.get("seen", ()) for part in results))
+    found = merged(results)
+    found["figures"] = {
+        "pairs that work": f"{len(seen):,} of {len(all_pairs()) - len(NOT_TOGETHER):,}",
+        "pairs that contradict each other": len(NOT_TOGETHER),
+        **found["figures"],
+    }
+    return found

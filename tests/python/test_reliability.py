@@ -1,0 +1,193 @@
+"""tools/reliability and the scorecard: parts, budgets, hangs, merging, what is committed; the readers of machine code."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from reliability import binary_facts, harness, scorecard
+from reliability.harness import Budget, Failures, merged, result
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_the_pages_and_the_report_are_those_of_the_data():
+    entries, report = scorecard.load(), scorecard.load(scorecard.REPORT)
+    hint = "run tools/reliability --page"
+    assert report.get("reliability") == scorecard.of_report(entries), hint
+    assert scorecard.PAGE.read_text(encoding="utf-8") == scorecard.page(entries, report), hint
+    assert scorecard.FEATURES.read_text(encoding="utf-8") == scorecard.features_page(), hint
+
+
+def test_every_hazard_names_what_is_there():
+    sections = set(scorecard.section_names()) | {row.section for row in scorecard.ROWS}
+    for hazard in scorecard.HAZARDS:
+        assert set(hazard.sections) <= sections, hazard.what
+        for name in hazard.tests:
+            assert (ROOT / "tests" / "python" / "gpu" / name).exists(), name
+        assert hazard.sections or hazard.tests, hazard.what
+
+
+def test_every_section_has_what_the_runner_needs():
+    pytest.importorskip("torch")
+    for name in scorecard.section_names():
+        module = harness.section(name)
+        assert module.TITLE and module.NEEDS in ("nothing", "gpu", "2 gpus") and module.__doc__
+        assert module.COUNT >= 0 and module.SECONDS > 0 and module.PARTS > 0 and callable(module.run)
+
+
+def test_parts_share_the_numbers():
+    parts = [list(Budget(10, 9.0, part=part, parts=3).numbers()) for part in range(3)]
+    assert sorted(sum(parts, [])) == list(range(10)) and parts[1] == [1, 4, 7]
+    assert list(Budget(10, 0.0).numbers()) == []
+
+
+def test_merging():
+    a = result(3, ["x"], worst_error=1.5, calls=2, least_room=5.0, note="first")
+    b = result(4, [], worst_error=2.5, calls=3, least_room=1.0, note="second")
+    assert merged([a, b]) == {
+        "cases": 7,
+        "failures": ["x"],
+        "figures": {"worst error": 2.5, "calls": 5, "least room": 1.0, "note": "first"},
+    }
+    failures = Failures()
+    for i in range(harness.MAX_FAILURES + 3):
+        failures.add(str(i))
+    assert failures.texts()[-1] == "and 3 more"
+
+
+SECTIONS = {
+    "fine": "return result(sum(1 for _ in budget.numbers()), worst_value=1.5, part_of_it=1)",
+    "wrong": "failures = Failures(); failures.add('two is wrong'); return result(1, failures)",
+    "raises": "raise KeyError('no such thing')",
+    "dies": "import os, signal; print('last words', flush=True); os.kill(os.getpid(), signal.SIGKILL)",
+    "hangs": "import time; time.sleep(600)",
+}
+
+
+@pytest.fixture(scope="module")
+def runner(tmp_path_factory):
+    """A copy of the runner with sections of its own -> function that runs them: (status, text, JSON)."""
+    root = tmp_path_factory.mktemp("runner")
+    folder = root / "tests" / "python" / "reliability"
+    folder.mkdir(parents=True)
+    (root / "tools").mkdir()
+    for name in ("tools/reliability", "tools/kernel_sources_hash", "tests/python/reliability/harness.py",
+                 "tests/python/reliability/scorecard.py"):  # fmt: skip
+        (root / name).write_text((ROOT / name).read_text(encoding="utf-8"), encoding="utf-8")
+    for name, body in SECTIONS.items():
+        (folder / f"{name}.py").write_text(
+            textwrap.dedent(f'''
+                """A section."""
+                from reliability.harness import Failures, result
+                TITLE, NEEDS, COUNT, SECONDS, PARTS, SILENCE = "{name}", "nothing", 10, 20, 3, 3.0
+                def run(budget):
+                    {body}
+            '''),
+            encoding="utf-8",
+        )
+
+    def run(*arguments):
+        out = root / "out.json"
+        command = [sys.executable, str(root / "tools" / "reliability"), *arguments, "--out", str(out)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        return done.returncode, done.stdout + done.stderr, json.loads(out.read_text()) if out.exists() else {}
+
+    return run
+
+
+def test_a_section_that_passes(runner):
+    status, text, found = runner("fine", "--jobs", "2", "--scale", "2", "--seed", "3")
+    assert status == 0 and "passed: 1 sections" in text, text
+    entry = found["fine"]
+    assert (entry["cases"], entry["count"], entry["failures"]) == (20, 20, [])
+    assert entry["figures"] == {"worst value": 1.5, "part of it": 3}
+    assert entry["command"] == "tools/reliability fine --scale 2 --seed 3"
+    assert len(entry["kernel_sources_sha256"]) == 64 and entry["date"].endswith("UTC")
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("wrong", "two is wrong"), ("raises", "no such thing"), ("dies", "ended with status -9\nlast words"),
+     ("hangs", "no sign of life for 3 s")],
+)  # fmt: skip
+def test_sections_that_fail(runner, name, said):
+    began = time.monotonic()
+    status, text, found = runner(name, "--jobs", "3")
+    assert status == 1 and "FAILED" in text, text
+    assert said in found[name]["failures"][0]
+    assert time.monotonic() - began < 60
+    assert name != "hangs" or "time.sleep" in found[name]["failures"][0] or "run" in found[name]["failures"][0]
+
+
+def test_what_is_over_the_limit_is_killed(runner):
+    status, _, found = runner("hangs", "fine", "--jobs", "1", "--limit", "1")
+    assert status == 1
+    texts = [text for entry in found.values() for text in entry["failures"]]
+    assert any("killed by --limit" in text for text in texts) and any("not begun" in text for text in texts)
+
+
+def test_sections_that_were_not_run_keep_what_they_say(runner):
+    runner("fine")
+    _, _, found = runner("wrong")
+    assert found["fine"]["cases"] and found["wrong"]["failures"]
+
+
+KERNEL = "_ZN16hopper_attention16attention_kernelIiEEvT_"
+SASS = f"""
+Fatbin elf code:
+================
+arch = sm_90a
+code version = [1,8]
+
+\tcode for sm_90
+\t\tFunction : {KERNEL}
+\t.headerflags\t@"EF_CUDA_SM90"
+        /*0000*/                   LDC R1, c[0x0][0x28] ;     /* 0x00000a00ff017b82 */
+                                                              /* 0x000fe20000000800 */
+        /*0010*/              @!P0 ACQBULK ;                  /* 0x0000000000007919 */
+        /*0020*/              @P1 HGMMA.64x64x16.F32.BF16 R24, gdesc[UR4], RZ, !UPT ; /* 0x0 */
+        /*0030*/                   EXIT ;
+"""
+USAGE = f" Function {KERNEL}:\n  REG:168 STACK:0 SHARED:1024 LOCAL:0 TEXTURE:0\n"
+
+
+def test_machine_code_is_read():
+    (kernel,) = binary_facts.read_code(SASS.splitlines(keepends=True))
+    assert (kernel.name, kernel.architecture) == (KERNEL, "sm_90a")
+    assert dict(kernel.opcodes) == {"LDC": 1, "ACQBULK": 1, "HGMMA": 1, "EXIT": 1}
+    resources = binary_facts.read_resources(USAGE.splitlines())
+    assert resources == {KERNEL: (168, 0, 0)}
+    assert binary_facts.faults_of_code([kernel], resources) == []
+
+
+PLANTED = {
+    "no HGMMA": ("HGMMA.64x64x16.F32.BF16", "HMMA.16816"),
+    "does not wait": ("ACQBULK", "NOP"),
+    "uses local memory": ("EXIT ;", "STL [R1], R2 ;"),
+    "built for sm_80": ("arch = sm_90a", "arch = sm_80"),
+    "no attention kernel": ("attention_kernel", "another_kernel__"),
+    "stack frame of 16": ("STACK:0", "STACK:16"),
+    "no resource usage": ("REG:", "REGISTERS:"),
+}
+
+
+@pytest.mark.parametrize("said", PLANTED)
+def test_planted_faults_are_found(said):
+    old, new = PLANTED[said]
+    kernels = binary_facts.read_code(SASS.replace(old, new).splitlines(keepends=True))
+    resources = binary_facts.read_resources(USAGE.replace(old, new).splitlines())
+    faults = binary_facts.faults_of_code(kernels, resources)
+    assert any(said in fault for fault in faults), faults
+
+
+def test_a_second_code_object_of_a_kernel_is_found():
+    kernels = 2 * binary_facts.read_code(SASS.splitlines(keepends=True))
+    faults = binary_facts.faults_of_code(kernels, binary_facts.read_resources(USAGE.splitlines()))
+    assert faults == [f"{KERNEL}: 2 code objects for one architecture"]
