@@ -224,6 +224,65 @@ TEST_CASE("plan cache: problems that differ in one field have plans of their own
   CHECK(made == 26);
 }
 
+TEST_CASE("check_call: raises what forward() raises, and starts nothing") {
+  StandIn const stand_in;
+  auto const error_of = [](auto const& call) -> std::string {
+    try {
+      call();
+    } catch (InvalidArgument const& error) { return error.what(); }
+    return "";
+  };
+  Arguments args = paged_call();
+  args.num_splits = 0;
+  CHECK_NOTHROW(check_call(args));  // a workspace that is not given may be allocated
+  std::int64_t const needed = plan(validate(args), two_cards(0)).workspace_bytes;
+  REQUIRE(needed > 1);
+  struct Wrong {
+    char const* what;
+    void (*change)(Arguments&, std::int64_t needed);
+  };
+  for (Wrong const &wrong : {Wrong{"num_splits: ", [](Arguments& a, std::int64_t) { a.num_splits = 1000; }},
+                             Wrong{"seqused_k: ", [](Arguments& a, std::int64_t) { a.seqused_k = {}; }},
+                             Wrong{"workspace: this call needs ", [](Arguments& a, std::int64_t bytes) {
+                                     a.workspace = contiguous(16 * kMiB, DataType::kUInt8, {bytes - 1});
+                                   }}}) {
+    CAPTURE(wrong.what);
+    Arguments changed = args;
+    wrong.change(changed, needed);
+    std::string const message = error_of([&] { check_call(changed); });
+    CHECK(message.starts_with(wrong.what));
+    // The stand-in looks at no workspace.
+    if (!changed.workspace.given()) {
+      CHECK(message == error_of([&] { forward(changed, nullptr); }));
+    }
+  }
+  args.workspace = contiguous(16 * kMiB, DataType::kUInt8, {needed});
+  CHECK_NOTHROW(check_call(args));
+  CHECK(launches == 0);
+}
+
+TEST_CASE("check_call: shares the plan with the call that follows, and heeds a forced one") {
+  StandIn const stand_in;
+  Arguments const args = valid_call();
+  check_call(args);
+  forward(args, nullptr);
+  CHECK(questions == 1);
+  testing::force_plan(testing::ForcedPlan{.tile = {.rows = 1}});
+  CHECK_THROWS_AS(check_call(args), InvalidArgument);
+}
+
+TEST_CASE("check_call: a kernel that was not built is missed before anything is written") {
+  StandIn const stand_in;
+  testing::set_backend({.device_info = &two_cards});  // the real launch
+  if (built_kernels().empty()) {
+    CHECK_THROWS_AS(check_call(valid_call()), NotImplemented);
+  } else {
+    KernelInfo const kernel = built_kernels().front();
+    CHECK_NOTHROW(check_call(
+        valid_call({.head_dim = kernel.tile.head_dim, .head_dim_v = kernel.tile.head_dim_v, .dtype = kernel.dtype})));
+  }
+}
+
 TEST_CASE("find_kernel: a kernel that was not built names the variables of the build and what there is") {
   std::string message;
   try {
