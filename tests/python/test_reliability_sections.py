@@ -1,0 +1,263 @@
+"""The sections of tools/reliability on the CPU, where the reference stands in for the kernels: they run, what is right
+passes, and each rejects a defect planted in the calls.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from gpu import batches, support  # noqa: E402
+from reliability import (  # noqa: E402
+    _memory,
+    batch_invariance,
+    big_tensors,
+    graphs,
+    malformed_metadata,
+    poison,
+    reruns,
+    sanitizer,
+    soak,
+    threads,
+    two_gpus,
+)
+from reliability.harness import Budget  # noqa: E402
+
+SECTIONS = {
+    poison: 12,
+    reruns: 20,
+    batch_invariance: 10,
+    graphs: 8,
+    threads: 8,
+    two_gpus: 5,
+    big_tensors: big_tensors.COUNT,
+}
+
+
+@pytest.fixture(autouse=True)
+def on_the_cpu(monkeypatch):
+    monkeypatch.setattr(support, "DEVICE", "cpu")
+    monkeypatch.setattr(support, "WORST", support.Worst())
+    count = torch.get_num_threads()
+    torch.set_num_threads(1)  # for many small calls
+    yield
+    torch.set_num_threads(count)
+
+
+def failures(section, count: int) -> list[str]:
+    return section.run(Budget(count, 60.0))["failures"]
+
+
+@pytest.mark.parametrize("section", SECTIONS, ids=lambda m: m.__name__.split(".")[-1])
+def test_the_reference_passes(section):
+    found = section.run(Budget(SECTIONS[section], 60.0))
+    assert not found["failures"]
+    assert found["cases"] >= SECTIONS[section]
+
+
+def test_parts_share_the_cases():
+    for section in (reruns, batch_invariance, graphs):
+        counts = [section.run(Budget(20, 60.0, part=part, parts=2))["cases"] for part in range(2)]
+        assert counts == [10, 10], section.__name__
+
+
+def test_a_short_soak():
+    found = soak.run(Budget(0, 2.0))
+    assert not found["failures"]
+    assert found["figures"]["checked"] > 3 and found["figures"]["samples of memory"] > 0
+
+
+def changed(monkeypatch, change) -> None:
+    """Calls of all sections give their results to change(made, results, call number) before anybody looks at them."""
+    original, calls = batches.attend, []
+
+    def attend(made, results=None, **given):
+        found = original(made, results, **given)
+        calls.append(None)
+        change(made, found, len(calls))
+        return found
+
+    monkeypatch.setattr(batches, "attend", attend)
+
+
+def flip(x: torch.Tensor) -> None:
+    """Another value in the first element."""
+    if x.numel():
+        x.view(-1)[0] = x.view(-1)[0] + 1
+
+
+def test_poison_that_reaches_a_result_is_seen(monkeypatch):
+    changed(monkeypatch, lambda made, found, n: found[0].add_(made.k.float().sum() * 0))
+    assert any("elements of out differ" in text for text in failures(poison, 4))
+
+
+def test_a_written_input_is_seen(monkeypatch):
+    changed(monkeypatch, lambda made, found, n: made.v.fill_(1) if n % 2 == 0 else None)
+    assert any("elements of the input v were changed" in text for text in failures(poison, 4))
+
+
+def test_a_byte_beside_the_results_is_seen(monkeypatch):
+    def write_beside(made, found, n):
+        if n % 2 == 0 and found[0].numel():
+            memory = torch.tensor([], dtype=torch.uint8).set_(found[0].untyped_storage())
+            memory[found[0].storage_offset() * 2 + found[0].nbytes] = 0
+
+    changed(monkeypatch, write_beside)
+    assert any("bytes beside out and LSE" in text for text in failures(poison, 4))
+
+
+def test_a_row_of_no_sequence_is_seen(monkeypatch):
+    changed(monkeypatch, lambda made, found, n: found[0].copy_(torch.nan_to_num(found[0])) if n % 2 == 0 else None)
+    assert any("rows of no sequence" in text for text in failures(poison, 4))
+
+
+def test_other_bits_in_a_rerun_are_seen(monkeypatch):
+    changed(monkeypatch, lambda made, found, n: flip(found[0]) if n % 7 == 0 else None)
+    assert any("elements differed" in text for text in failures(reruns, 60))
+
+
+def test_other_bits_in_a_thread_are_seen(monkeypatch):
+    def change(made, found, n):
+        if threading.current_thread() is not threading.main_thread():
+            found[1].zero_()
+
+    changed(monkeypatch, change)
+    assert any("elements differed" in text for text in failures(threads, 16))
+
+
+def test_a_neighbour_that_counts_is_seen(monkeypatch):
+    changed(monkeypatch, lambda made, found, n: found[1].add_(made.batch.size))
+    assert any("alone" in text for text in failures(batch_invariance, 10))
+
+
+def test_a_graph_that_remembers_its_lengths_is_seen(monkeypatch):
+    class Stale(graphs.Replayed):
+        """Replays nothing: what the results were when it was captured."""
+
+        def replay(self):
+            pass
+
+    monkeypatch.setattr(graphs, "Replayed", Stale)
+    assert any("elements differ from eager" in text for text in failures(graphs, 4))
+
+
+@pytest.mark.parametrize(
+    "damage, said",
+    [
+        ("page", "memory outside the buffers was read"),
+        ("beside", "bytes outside the buffers were written"),
+        ("query", "q was written"),
+        ("state", "the next call is wrong"),
+    ],
+)
+def test_damage_by_a_lie_is_seen(monkeypatch, damage, said):
+    """The calls of a stage are: right, lying, right again."""
+
+    def change(made, found, n):
+        if n % 3 == 2 and damage == "page":
+            found[0].view(-1)[0] = float("nan")
+        elif n % 3 == 2 and damage == "query":
+            flip(made.q)
+        elif n % 3 == 2 and damage == "beside":
+            memory = torch.tensor([], dtype=torch.uint8).set_(made.q.untyped_storage())
+            memory[_memory.GUARD - 1] = 7
+        elif n % 3 == 0 and damage == "state":
+            found[1].zero_()
+
+    changed(monkeypatch, change)
+    assert said in malformed_metadata.tell(0)[1]
+
+
+def test_every_target_can_lie():
+    told = {}
+    for number in range(2 * len(malformed_metadata.TARGETS)):
+        count, problem = malformed_metadata.tell(number)
+        assert not problem
+        name = malformed_metadata.TARGETS[number % len(malformed_metadata.TARGETS)]
+        told[name] = told.get(name, 0) + count
+    missing = {name for name, count in told.items() if not count}
+    assert missing <= {"scheduler_metadata"}  # which exist on GPUs only
+
+
+def test_a_process_that_dies_or_hangs_is_replaced(monkeypatch):
+    script = "import sys, os, time\nfor line in sys.stdin:\n"
+    script += "    n = int(line)\n    os._exit(3) if n == 1 else time.sleep(60) if n == 3 else None\n"
+    script += '    print(\'@@{"told": 1, "problem": "", "alive": true}\', flush=True)\n'
+    popen = malformed_metadata.subprocess.Popen
+    monkeypatch.setattr(
+        malformed_metadata.subprocess,
+        "Popen",
+        lambda command, **options: popen([command[0], "-c", script], **options),
+    )
+    monkeypatch.setattr(malformed_metadata, "WATCHDOG", 1)
+    monkeypatch.setattr(malformed_metadata, "FIRST", 10)
+    found = malformed_metadata.run(Budget(5, 60.0))
+    assert found["cases"] == 5 and found["figures"]["processes"] == 3
+    assert "case 1: the process died, exit 3" in found["failures"][0]
+    assert "case 3: no answer in" in found["failures"][1] and len(found["failures"]) == 2
+
+
+def test_allocations_between_bands():
+    found = _memory.Allocations(0xA5, 0xFF)
+    place = found.room(torch.empty(10, dtype=torch.uint8, device="meta"))
+    assert found.workspace_bytes == 10 and bool((place == 0xFF).all()) and not int(found.broken())
+    found.made[0][0][_memory.GUARD - 1] = 0
+    assert int(found.broken()) == 1
+
+
+def test_memory_that_grows_is_seen():
+    watch = soak.Watch(480)
+    watch.samples = [(i / 10, 500.0 + 3 * i, 100.0, 0.0) for i in range(40)]
+    assert any("the host grows by 30" in text for text in watch.problems())
+    watch.samples = [(i / 10, 500.0 + (i < 8) * i, 100.0, 0.0) for i in range(40)]
+    assert not watch.problems()
+
+
+def test_missing_programs_of_the_sanitizer_are_a_failure(monkeypatch):
+    monkeypatch.setenv("HOPPER_ATTENTION_SANITIZER", "/nowhere")
+    assert "was not found" in failures(sanitizer, 1)[0]
+
+
+SANITIZER = """#!{python}
+import sys
+if "--help" in sys.argv:
+    print("Version 2026.4.0.0\\n  --check-tensor-ops arg")
+    raise SystemExit
+assert sys.argv[1] == "--tool" and "--port" in sys.argv
+plant = sys.argv[sys.argv.index("--plant") + 1] if "--plant" in sys.argv else ""
+errors = {finds}
+print("driver: 9 right, 0 wrong, 1 not built\\n========= ERROR SUMMARY: %d errors" % errors)
+raise SystemExit(99 if errors else 0)
+"""
+DRIVER = """#!{python}
+print("memcheck memcheck-tensor racecheck synccheck initcheck")
+"""
+
+
+@pytest.mark.parametrize(
+    "finds, status, said",
+    [
+        ("1 if plant else 0", 0, None),
+        ("1 if plant and plant != 'racecheck' else 0", 1, "plant-racecheck: was not found"),
+        ("1 if plant or sys.argv[2] == 'initcheck' else 0", 1, "initcheck-0: exit status 99, 1 errors"),
+    ],
+    ids=["right", "a tool that is blind", "a finding"],
+)
+def test_the_script_of_the_sanitizer(tmp_path, finds, status, said):
+    for name, text in (("sanitizer", SANITIZER), ("driver", DRIVER)):
+        (tmp_path / name).write_text(text.replace("{python}", sys.executable).replace("{finds}", finds))
+        (tmp_path / name).chmod(0o755)
+    out = tmp_path / "out.json"
+    command = [sys.executable, sanitizer.ROOT / "tools" / "sanitize", "--driver", tmp_path / "driver", "--sanitizer"]
+    command += [tmp_path / "sanitizer", "--shards", "2", "--out", out]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
+    assert done.returncode == status, done.stdout + done.stderr
+    found = json.loads(out.read_text())
+    assert found["cases"] == 72 and found["figures"]["memcheck cases"] == 18
+    assert not found["failures"] if said is None else said in found["failures"][0]

@@ -1,0 +1,145 @@
+#include "cases.h"
+
+namespace driver {
+namespace {
+
+using hopper_attention::DataType;
+
+constexpr DataType kFloat16 = DataType::kFloat16;
+constexpr DataType kFloat32 = DataType::kFloat32;
+
+// Decode of a cache in pages: one query of every sequence.
+Case decode(std::string why, std::vector<int> keys, int page_size) {
+  return {.why = std::move(why),
+          .queries = std::vector<int>(keys.size(), 1),
+          .keys = std::move(keys),
+          .layout = Keys::kPaged,
+          .page_size = page_size,
+          .causal = true,
+          .num_splits = 0};
+}
+
+Case mixed(std::string why, Keys layout, int page_size) {
+  return {.why = std::move(why),
+          .queries = {1, 70, 0, 5, 1},
+          .keys = {90, 70, 33, 300, 0},
+          .layout = layout,
+          .packed_q = true,
+          .page_size = page_size,
+          .causal = true,
+          .num_splits = 0};
+}
+
+template <class Change>
+Case but(Case changed, Change change) {
+  change(changed);
+  return changed;
+}
+
+std::vector<Case> make() {
+  std::vector<Case> found{
+      {.why = "dense: one query, one key", .queries = {1}, .keys = {1}, .heads_q = 1, .heads_k = 1},
+      {.why = "dense: ragged, two blocks of rows", .queries = {130, 130}, .keys = {190, 190}},
+      {.why = "dense: causal, several blocks of keys", .queries = {150}, .keys = {420}, .causal = true},
+      {.why = "dense: more queries than keys", .queries = {140}, .keys = {60}, .causal = true},
+      {.why = "dense: window, sinks, softcap",
+       .queries = {200},
+       .keys = {260},
+       .window_left = 70,
+       .window_right = 5,
+       .softcap = 5.0,
+       .sinks = true},
+      {.why = "dense: chunks, no LSE", .queries = {130}, .keys = {200}, .causal = true, .chunk = 48, .lse = false},
+      {.why = "dense: heads packed into a tile", .queries = {5, 5}, .keys = {300, 300}, .heads_q = 8, .heads_k = 1},
+      {.why = "dense: fp16, d 64",
+       .queries = {129},
+       .keys = {129},
+       .head_dim = 64,
+       .head_dim_v = 64,
+       .dtype = kFloat16},
+      {.why = "dense: (192, 128)", .queries = {80}, .keys = {150}, .head_dim = 192, .causal = true},
+      {.why = "dense: d 256", .queries = {80}, .keys = {150}, .head_dim = 256, .head_dim_v = 256, .causal = true},
+      {.why = "dense: d 72 in a larger kernel", .queries = {70}, .keys = {90}, .head_dim = 72, .head_dim_v = 72},
+      mixed("varlen: packed keys", Keys::kPacked, 0),
+      mixed("varlen: pages of 16", Keys::kPaged, 16),
+      mixed("varlen: pages of 1", Keys::kPaged, 1),
+      mixed("varlen: pages of 4", Keys::kPaged, 4),
+      mixed("varlen: pages of 24", Keys::kPaged, 24),
+      mixed("varlen: pages of 128", Keys::kPaged, 128),
+      but(mixed("varlen: metadata, window, sinks", Keys::kPaged, 16),
+          [](Case& c) {
+            c.metadata = c.sinks = true;
+            c.window_left = 100;
+            c.window_right = 0;
+          }),
+      but(mixed("varlen: batch_invariant, metadata", Keys::kPaged, 16),
+          [](Case& c) { c.metadata = c.batch_invariant = true; }),
+      but(mixed("varlen: context parallelism", Keys::kPacked, 0), [](Case& c) { c.cp_world = 2; }),
+      but(mixed("varlen: (192, 128), 3 splits", Keys::kPaged, 64),
+          [](Case& c) {
+            c.head_dim = 192;
+            c.num_splits = 3;
+          }),
+      decode("decode: pages of 16, splits", {700, 1, 17, 0}, 16),
+      decode("decode: pages of 1, splits", {500, 3}, 1),
+      decode("decode: pages of 4", {300, 65}, 4),
+      but(decode("decode: metadata", {900, 64, 200}, 64), [](Case& c) { c.metadata = true; }),
+      but(decode("decode: batch_invariant, two splits of fixed size", {2100}, 16),
+          [](Case& c) {
+            c.heads_q = 2;
+            c.heads_k = 1;
+            c.batch_invariant = true;
+          }),
+      but(decode("decode: 4 queries, d 64", {200, 70}, 16),
+          [](Case& c) {
+            c.queries = {4, 4};
+            c.head_dim = c.head_dim_v = 64;
+          }),
+      but(decode("decode: d 256, 7 splits", {400, 30}, 16),
+          [](Case& c) {
+            c.head_dim = c.head_dim_v = 256;
+            c.num_splits = 7;
+          }),
+      but(decode("decode: dense cache, rows by index, left padding", {120, 30, 64}, 0),
+          [](Case& c) {
+            c.layout = Keys::kDense;
+            c.used = c.batch_idx = true;
+            c.leftpad = 9;
+          }),
+      but(decode("schedule: 70 sequences", std::vector<int>(70, 3), 4), [](Case& c) { c.heads_q = c.heads_k = 1; }),
+      but(decode("schedule: 600 sequences", std::vector<int>(600, 2), 4), [](Case& c) { c.heads_q = c.heads_k = 1; }),
+      but(decode("append: pages of 16", {90, 17, 3}, 16), [](Case& c) { c.append = 3; }),
+      but(decode("append: pages of 1, rotary in halves", {90, 17, 3}, 1),
+          [](Case& c) {
+            c.append = 3;
+            c.rotary = true;
+          }),
+      but(decode("append: dense cache, rotary in pairs", {90, 17}, 0),
+          [](Case& c) {
+            c.layout = Keys::kDense;
+            c.used = c.rotary = c.interleaved = true;
+            c.queries = {2, 2};
+            c.append = 2;
+          }),
+  };
+  return found;
+}
+
+}  // namespace
+
+std::vector<Case> const& attention_cases() {
+  static std::vector<Case> const cases = make();
+  return cases;
+}
+
+std::vector<MergeCase> const& merge_cases() {
+  static std::vector<MergeCase> const cases{
+      {.why = "combine: 3 parts, bf16", .parts = 3},
+      {.why = "combine: 40 parts, float32", .parts = 40, .columns = 128, .dtype = kFloat32},
+      {.why = "merge_states: bf16", .columns = 72},
+      {.why = "merge_states: float32", .dtype = kFloat32},
+  };
+  return cases;
+}
+
+}  // namespace driver
