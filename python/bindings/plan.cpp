@@ -1,5 +1,7 @@
 // Plans and the kernels they choose from.
+#include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -68,7 +70,8 @@ Plan make_plan(DeviceInfo const& device, std::string const& dtype, std::int64_t 
                std::int64_t seqlen_k, std::int64_t heads_q, std::int64_t heads_k, std::int64_t head_dim,
                std::int64_t head_dim_v, bool has_sinks, bool causal, std::int64_t window_left,
                std::int64_t window_right, std::int64_t attention_chunk, double softcap, std::int64_t num_splits,
-               std::int64_t sm_margin, bool batch_invariant, std::int64_t page_size) {
+               std::int64_t sm_margin, bool batch_invariant, std::int64_t page_size, bool ragged,
+               std::optional<std::int64_t> total_q, bool has_metadata) {
   ProblemShape const shape{
       .dtype = parse_dtype(dtype),
       .batch = batch,
@@ -90,7 +93,16 @@ Plan make_plan(DeviceInfo const& device, std::string const& dtype, std::int64_t 
   options.num_splits = num_splits;
   options.sm_margin = sm_margin;
   options.batch_invariant = batch_invariant;
-  return hopper_attention::plan(make_problem(shape, options), device);
+  // Of tensors of lengths make_problem() only counts which ones are given.
+  Tensor given;
+  given.rank = 1;
+  if (total_q) { options.cu_seqlens_q = given; }
+  if (total_q && page_size == 0) { options.cu_seqlens_k = given; }
+  if (ragged) { options.seqused_k = given; }
+  if (has_metadata) { options.scheduler_metadata = given; }
+  Problem problem = make_problem(shape, options);
+  if (total_q) { problem.total_q = static_cast<int>(std::min<std::int64_t>(*total_q, problem.total_q)); }
+  return hopper_attention::plan(problem, device);
 }
 
 void bind_tile(nb::module_& module) {
@@ -140,13 +152,15 @@ void bind_plan(nb::module_& module) {
       .def("explain", &Plan::explain, "The plan as text for a person.")
       .def("__str__", &Plan::explain)
       .def("__repr__", &plan_text);
-  module.def("plan", &make_plan, nb::arg("device"), nb::kw_only(), nb::arg("dtype"), nb::arg("batch"),
-             nb::arg("seqlen_q"), nb::arg("seqlen_k"), nb::arg("heads_q"), nb::arg("heads_k"), nb::arg("head_dim"),
-             nb::arg("head_dim_v"), nb::arg("has_sinks") = false, nb::arg("causal") = false,
-             nb::arg("window_left") = -1, nb::arg("window_right") = -1, nb::arg("attention_chunk") = 0,
-             nb::arg("softcap") = 0.0, nb::arg("num_splits") = 0, nb::arg("sm_margin") = 0,
-             nb::arg("batch_invariant") = false, nb::arg("page_size") = 0,
-             "The plan of a call of this shape on `device`; needs no GPU.");
+  module.def(
+      "plan", &make_plan, nb::arg("device"), nb::kw_only(), nb::arg("dtype"), nb::arg("batch"), nb::arg("seqlen_q"),
+      nb::arg("seqlen_k"), nb::arg("heads_q"), nb::arg("heads_k"), nb::arg("head_dim"), nb::arg("head_dim_v"),
+      nb::arg("has_sinks") = false, nb::arg("causal") = false, nb::arg("window_left") = -1,
+      nb::arg("window_right") = -1, nb::arg("attention_chunk") = 0, nb::arg("softcap") = 0.0, nb::arg("num_splits") = 0,
+      nb::arg("sm_margin") = 0, nb::arg("batch_invariant") = false, nb::arg("page_size") = 0, nb::arg("ragged") = false,
+      nb::arg("total_q").none() = nb::none(), nb::arg("has_metadata") = false,
+      "The plan of a call of this shape on `device`; needs no GPU. ragged: lengths are on the device, seqlen_* are\n"
+      "bounds. total_q: rows of a packed q, which is ragged, too.");
 }
 
 }  // namespace hopper_attention::python

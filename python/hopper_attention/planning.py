@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from hopper_attention import _core, features
-from hopper_attention.arguments import dtype_name, flag, integer, number, size_of_pages, window
+from hopper_attention.arguments import bound, dtype_name, flag, integer, number, size_of_pages, window
 
 _DTYPES = features.DTYPES
 _HEAD_DIMS = [
@@ -36,16 +36,27 @@ def plan(
     num_splits: int = 0,
     attention_chunk: int | None = 0,
     batch_invariant: bool = False,
+    lengths_on_device: bool = False,
+    total_q: int | None = None,
+    scheduler_metadata: bool = False,
 ) -> _core.Plan:
-    """The plan of a call: kernel, tile, splits, grid, workspace, and the reason for each. print(plan) explains it.
+    """The plan of a call: kernels, tiles, splits, grid, workspace, and the reason for each. print(plan) explains it.
 
-    dtype: torch or numpy dtype, or its name. page_size: of a paged K and V, None for others. device: None, "cuda:1", a torch.device: that GPU; "H100", "H200" or a
-    number of SMs: no GPU is needed. The kernel may be missing from this build, see `is_supported`.
+    dtype: torch or numpy dtype, or its name. page_size: of a paged K and V, None for others. device: None, "cuda:1", a
+    torch.device: that GPU; "H100", "H200" or a number of SMs: no GPU is needed. The kernel may be missing from this
+    build, see `is_supported`.
+
+    Without more, a dense call, or one whose sequences all have max_seqlen_*. lengths_on_device: tensors say how long each
+    sequence is (cache_seqlens, seqused_*), and max_seqlen_* are bounds, those that the call is given or that its shapes
+    allow. total_q: rows of a packed q (`flash_attn_varlen_func`, cu_seqlens_q), whose lengths are on the device, too.
+    scheduler_metadata: whether the call is given some. The plan follows from these alone, never from lengths.
 
     Raises ValueError or TypeError for values that no call takes, NotImplementedError if there is no kernel for them,
     RuntimeError if `device` is a GPU that cannot be asked.
     """
     name = dtype_name(dtype)
+    rows = None if total_q is None else bound("total_q", total_q)
+    queries = integer("max_seqlen_q", max_seqlen_q)
     if name not in _DTYPES:
         raise NotImplementedError(f"dtype: {name} is not available; available: {', '.join(_DTYPES)}")
     if kv_dtype is not None and dtype_name(kv_dtype) != name:
@@ -56,7 +67,7 @@ def plan(
         device_info(device),
         dtype=name,
         batch=integer("batch", batch),
-        seqlen_q=integer("max_seqlen_q", max_seqlen_q),
+        seqlen_q=queries if rows is None else min(queries, rows),
         seqlen_k=integer("max_seqlen_k", max_seqlen_k),
         heads_q=integer("heads_q", heads_q),
         heads_k=integer("heads_kv", heads_kv),
@@ -71,6 +82,9 @@ def plan(
         num_splits=integer("num_splits", num_splits),
         batch_invariant=flag("batch_invariant", batch_invariant),
         page_size=size_of_pages(page_size),
+        ragged=flag("lengths_on_device", lengths_on_device),
+        total_q=rows,
+        has_metadata=flag("scheduler_metadata", scheduler_metadata),
     )
 
 

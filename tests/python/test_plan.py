@@ -217,3 +217,54 @@ def test_plans_are_kept(recorder):
     first = call(recorder)
     kept = recorder.cached_plans()
     assert repr(call(recorder)) == repr(first) and recorder.cached_plans() == kept == 1
+
+
+def int32s(*shape):
+    return FastTensor(shape, "int32")
+
+
+VARLEN = {"q": (70, 16, 128), "k": (900, 4, 128), "lengths": {"cu_seqlens_q": (9,), "cu_seqlens_k": (9,)}}
+PAGED = {"q": (70, 16, 128), "k": (99, 16, 4, 128), "lengths": {"cu_seqlens_q": (9,), "seqused_k": (8,), "page_table": (8, 40)}}  # fmt: skip
+CACHE = {"q": (8, 2, 16, 128), "k": (8, 640, 4, 128), "lengths": {"seqused_k": (8,)}}
+PAGED_CACHE = {"q": (8, 2, 16, 128), "k": (99, 16, 4, 128), "lengths": {"seqused_k": (8,), "page_table": (8, 40)}}
+RAGGED_CALLS = {
+    "varlen": (VARLEN, {"total_q": 70, "max_seqlen_q": 70, "max_seqlen_k": 900}),
+    "varlen with bounds": (VARLEN | {"max_seqlen_q": 33, "max_seqlen_k": 501}, {"total_q": 70, "max_seqlen_q": 33, "max_seqlen_k": 501}),
+    "varlen, bound beyond the rows": (VARLEN | {"max_seqlen_q": 4096}, {"total_q": 70, "max_seqlen_q": 4096, "max_seqlen_k": 900}),
+    "paged, one query each": (PAGED | {"max_seqlen_q": 1}, {"total_q": 70, "max_seqlen_q": 1, "max_seqlen_k": 640, "page_size": 16}),
+    "cache": (CACHE, {"lengths_on_device": True, "max_seqlen_q": 2, "max_seqlen_k": 640}),
+    "paged cache": (PAGED_CACHE, {"lengths_on_device": True, "max_seqlen_q": 2, "max_seqlen_k": 640, "page_size": 16}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("options", [{}, {"num_splits": 1}, {"batch_invariant": True}], ids=str)
+@pytest.mark.parametrize("with_metadata", [False, True])
+@pytest.mark.parametrize("name", RAGGED_CALLS)
+def test_the_plan_of_a_ragged_call_is_the_one_that_is_launched(recorder, name, with_metadata, options):
+    shapes, asked = RAGGED_CALLS[name]
+    q, k, v, out = (FastTensor(shapes[key]) for key in "qkkq")
+    given = {key: int32s(*shape) for key, shape in shapes["lengths"].items()}
+    given |= {key: shapes[key] for key in ("max_seqlen_q", "max_seqlen_k") if key in shapes}
+    if with_metadata:
+        given["scheduler_metadata"] = int32s(33)
+    recorder.forward(q, k, v, out, causal=True, **{"num_splits": 0, **options}, **given)
+    launched = recorder.last_launch()["plan"]
+    shape = {"batch": 8, "heads_q": 16, "heads_kv": 4, "causal": True, "scheduler_metadata": with_metadata}
+    found = plan(**shape, **asked, **options)
+    assert found.explain() == launched.explain()
+    assert repr(found) == repr(launched)
+    assert "lengths are on the device" in found.explain()
+
+
+WRONG_RAGGED = [
+    ("total_q", ValueError, {"total_q": -1}),
+    ("total_q", TypeError, {"total_q": 1.5}),
+    ("lengths_on_device", TypeError, {"lengths_on_device": "yes"}),
+    ("scheduler_metadata", TypeError, {"scheduler_metadata": None}),
+]
+
+
+@pytest.mark.parametrize(("name", "error", "changes"), WRONG_RAGGED, ids=str)
+def test_wrong_ragged_questions(name, error, changes):
+    with pytest.raises(error, match=f"^{name}: "):
+        plan(**changes)
