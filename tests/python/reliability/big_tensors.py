@@ -140,7 +140,7 @@ def long_sequence() -> str:
     v[:, -50:] += 3  # the last keys count visibly
     q = q * 0.05
     q[..., 0] = 6
-    k[:, -50:, :, 0] = 9
+    k[:, -50:, :, 0] = 20
     out, lse = hopper_attention.flash_attn_with_kvcache(
         q, k, v, cache_seqlens=batches.int32([keys]), causal=True, return_softmax_lse=True
     )

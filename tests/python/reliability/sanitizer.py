@@ -1,7 +1,7 @@
 """compute-sanitizer over small calls of all functions, by tools/sanitize, which first lets each tool find a planted bug.
 
-HOPPER_ATTENTION_SANITIZER and HOPPER_ATTENTION_SANITIZER_DRIVER name the two programs; otherwise they are looked for
-where CONTRIBUTING.md puts them: carry/sanitizer, carry/hopper_attention_sanitizer or build/*/tests.
+HOPPER_ATTENTION_SANITIZER and HOPPER_ATTENTION_SANITIZER_DRIVER name the two programs; without them compute-sanitizer is
+the one of the wheel nvidia-cuda-sanitizer-api or the one on PATH, the driver that of a build tree, build/*/tests.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ def inherited() -> list[str]:
 
 def programs() -> tuple[Path | None, Path | None]:
     """compute-sanitizer and the driver."""
-    drivers = [ROOT / "carry" / "hopper_attention_sanitizer"]
-    drivers += sorted(ROOT.glob("build/*/tests/hopper_attention_sanitizer"))
+    drivers = sorted(ROOT.glob("build/*/tests/hopper_attention_sanitizer"))
     system = shutil.which("compute-sanitizer")
-    sanitizers = [ROOT / "carry" / "sanitizer" / "compute-sanitizer", *([Path(system)] if system else [])]
+    sanitizers = [Path(folder) / "nvidia/cu13/compute-sanitizer/compute-sanitizer" for folder in sys.path]
+    sanitizers += [Path(system)] if system else []
     return (
         first_that_exists(os.environ.get("HOPPER_ATTENTION_SANITIZER"), sanitizers),
         first_that_exists(os.environ.get("HOPPER_ATTENTION_SANITIZER_DRIVER"), drivers),
