@@ -10,6 +10,8 @@ from hopper_attention.reference.arrays import View, new_array, transpose_last_tw
 from hopper_attention.reference.checks import check_overlap, floats, shape_is
 from hopper_attention.reference.split import combine_parts
 
+OUT_DTYPES = ("bfloat16", "float16", "float32", "float64")
+
 
 def flash_attn_combine(out_partial, lse_partial, out=None, out_dtype=None):
     """Combine S partial results. out_partial (S, B, M, H, D) float32, lse_partial (S, B, M, H) float32.
@@ -24,9 +26,11 @@ def flash_attn_combine(out_partial, lse_partial, out=None, out_dtype=None):
     shape_is("lse_partial", logs, parts.shape[:-1])
     splits, batch, rows, heads, _ = parts.shape
     wanted = None if out_dtype is None else dtype_word(out_dtype)
+    if wanted not in (None, *OUT_DTYPES):
+        raise TypeError(f"out_dtype is {wanted}; allowed: {', '.join(OUT_DTYPES)}")
     if out is None:
         out = new_array(out_partial, parts.shape[1:], wanted or parts.dtype, 0.0)
-    target = floats("out", out, 4, (wanted,) if wanted else ("bfloat16", "float16", "float32", "float64"))
+    target = floats("out", out, 4, (wanted,) if wanted else OUT_DTYPES)
     shape_is("out", target, parts.shape[1:])
     check_overlap(target, {"out_partial": parts, "lse_partial": logs})
     lse = new_array(out_partial, (batch, heads, rows), parts.dtype, -np.inf)

@@ -1,0 +1,37 @@
+"""Fault injection: the list of tests/python/wrong_calls.py on a GPU, in processes that must survive it.
+
+After each wrong call results and inputs are looked at, and the right call must give the bits it gave before.
+"""
+
+from __future__ import annotations
+
+import wrong_calls
+from gpu import support
+from reliability.harness import Budget, Failures, result
+
+TITLE = "Wrong calls of all public functions"
+NEEDS = "gpu"
+COUNT = len(wrong_calls.every())
+SECONDS = 90
+PARTS = 4
+SILENCE = 30
+
+
+def run(budget: Budget) -> dict:
+    world, failures, cases = wrong_calls.TorchWorld(support.DEVICE), Failures(), 0
+    calls = wrong_calls.every()
+    for number in budget.numbers():
+        wrong = calls[number % len(calls)]
+        if not world.can(wrong):
+            continue
+        cases += 1
+        try:
+            problem = wrong_calls.problem_of(world, wrong)
+        except Exception as error:
+            problem = f"{wrong.function}, {wrong.why}: afterwards {type(error).__name__}: {error}"
+        if problem:
+            failures.add(problem)
+            if "CUDA error" in problem:
+                break
+    functions = {function.__name__ for function in wrong_calls.FUNCTIONS.values()}
+    return {**result(cases, failures, of=f"{len(functions)} functions"), "count": cases}
