@@ -8,15 +8,6 @@ namespace {
 
 constexpr std::int64_t kMaxSpanBytes = std::int64_t{1} << 40;  // what a stride of a tensor map can hold
 
-bool is_empty(Tensor const& tensor) {
-  for (int dim = 0; dim < tensor.rank; ++dim) {
-    if (tensor.shape[dim] == 0) { return true; }
-  }
-  return false;
-}
-
-enum class Expanded : std::uint8_t { kRefused, kAllowed };
-
 // None negative, and an address range that a tensor can have. Strides of dims of size 1 say nothing.
 void require_strides(Named t, DimNames const& names, Expanded expanded) {
   Tensor const& tensor = t.tensor;
@@ -30,7 +21,7 @@ void require_strides(Named t, DimNames const& names, Expanded expanded) {
     require(stride != 0 || expanded == Expanded::kAllowed, t.name, ": stride of dim ", dim, " (", names[dim],
             ") is 0 over ", size, " elements: an expanded dim is not supported; pass a contiguous copy");
     require(stride <= kMaxSpanBytes / bytes / size, t.name, ": stride ", stride, " of dim ", dim, " (", names[dim],
-            ") over ", size, " elements spans more than 2^40 bytes, which TMA cannot address");
+            ") over ", size, " elements spans more than 2^40 bytes, the most that can be addressed");
   }
 }
 
@@ -52,6 +43,13 @@ void require_memory(Named t, std::int64_t alignment) {
 
 bool is_half(DataType type) { return type == DataType::kBFloat16 || type == DataType::kFloat16; }
 
+bool is_empty(Tensor const& tensor) {
+  for (int dim = 0; dim < tensor.rank; ++dim) {
+    if (tensor.shape[dim] == 0) { return true; }
+  }
+  return false;
+}
+
 void require_rank(Named t, int rank, char const* layout) {
   require(t.tensor.given(), t.name, ": a tensor of shape ", layout, " is required, none was given");
   require(t.tensor.rank == rank, t.name, ": must have shape ", layout, ", found ", t.tensor.rank,
@@ -67,6 +65,15 @@ void require_dtype(Named t, DataType dtype) {
                        dtype_name(t.tensor.dtype));
 }
 
+void require_dtype_of(Named t, Named other) {
+  require<InvalidType>(t.tensor.dtype == other.tensor.dtype, t.name, ": dtype must be that of ", other.name, ", ",
+                       dtype_name(other.tensor.dtype), ", found ", dtype_name(t.tensor.dtype));
+}
+
+void require_cuda(Named t) {
+  require(t.tensor.device >= 0, t.name, ": must be on a CUDA device, but is on the CPU; move it to a Hopper GPU");
+}
+
 void require_device_of(Named t, Named other) {
   require(t.tensor.device == other.tensor.device, t.name, ": must be on the device of ", other.name, ", ",
           DeviceName{other.tensor.device}, ", but is on ", DeviceName{t.tensor.device}, "; move it there");
@@ -77,18 +84,22 @@ void require_size(Named t, DimNames const& names, int dim, std::int64_t size, ch
           ", found shape ", ShapeText{t.tensor});
 }
 
-void require_readable_by_tma(Named t, DimNames const& names) {
+void require_vectors(Named t, DimNames const& names, std::int64_t bytes, Expanded expanded) {
   Tensor const& tensor = t.tensor;
   if (is_empty(tensor)) { return; }
   require_unit_last_stride(t);
-  require_strides(t, names, Expanded::kRefused);
-  require_memory(t, kTmaAlignment);
-  std::int64_t const bytes = element_bytes(tensor.dtype);
+  require_strides(t, names, expanded);
+  require_memory(t, bytes);
+  std::int64_t const step = bytes / element_bytes(tensor.dtype);
   for (int dim = 0; dim + 1 < tensor.rank; ++dim) {
-    require(tensor.shape[dim] <= 1 || tensor.stride[dim] * bytes % kTmaAlignment == 0, t.name, ": stride of dim ", dim,
-            " (", names[dim], ") must be a multiple of ", kTmaAlignment / bytes, " elements (16 bytes), found ",
-            tensor.stride[dim], "; pass a contiguous copy");
+    require(tensor.shape[dim] <= 1 || tensor.stride[dim] % step == 0, t.name, ": stride of dim ", dim, " (", names[dim],
+            ") must be a multiple of ", step, " elements (", bytes, " bytes), found ", tensor.stride[dim],
+            "; pass a contiguous copy");
   }
+}
+
+void require_readable_by_tma(Named t, DimNames const& names) {
+  require_vectors(t, names, kTmaAlignment, Expanded::kRefused);
 }
 
 void require_writable(Named t, DimNames const& names) {
@@ -96,8 +107,7 @@ void require_writable(Named t, DimNames const& names) {
   require_unit_last_stride(t);
   require_strides(t, names, Expanded::kRefused);
   require_memory(t, element_bytes(t.tensor.dtype));
-  require(elements_are_distinct(t.tensor), t.name, ": elements share memory (shape ", ShapeText{t.tensor},
-          "); pass a tensor in which every element has its own address");
+  require_distinct(t);
 }
 
 void require_contiguous(Named t, std::int64_t alignment) {
@@ -119,12 +129,29 @@ void require_rows(Named t, DimNames const& names) {
   require_memory(t, element_bytes(t.tensor.dtype));
 }
 
+void require_elements(Named t, DimNames const& names) {
+  if (is_empty(t.tensor)) { return; }
+  require_strides(t, names, Expanded::kAllowed);
+  require_memory(t, element_bytes(t.tensor.dtype));
+}
+
+void require_distinct(Named t) {
+  require(elements_are_distinct(t.tensor), t.name, ": elements share memory (shape ", ShapeText{t.tensor},
+          "); pass a tensor in which every element has its own address");
+}
+
 void require_disjoint(Named written, Named other) {
   Overlap const found = overlap(written.tensor, other.tensor);
   require(found != Overlap::kShared, written.name, ": shares memory with ", other.name,
           ", which the kernel uses while it writes; pass separate memory");
   require(found == Overlap::kNone, written.name, ": it cannot be excluded that it shares memory with ", other.name,
           " (their address ranges cross and the strides are too irregular); pass separate memory");
+}
+
+void require_disjoint(Named written, std::initializer_list<Named> others) {
+  for (Named const& other : others) {
+    if (other.tensor.given()) { require_disjoint(written, other); }
+  }
 }
 
 }  // namespace hopper_attention

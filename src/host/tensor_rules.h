@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <initializer_list>
 
 #include "hopper_attention/types.h"
 
@@ -21,17 +22,26 @@ inline constexpr std::int64_t kMaxExtent = std::int64_t{1} << 29;
 inline constexpr std::int64_t kTmaAlignment = 16;
 
 bool is_half(DataType type);
+bool is_empty(Tensor const& tensor);
 
 // Given, of `rank` dims, none of them over kMaxExtent. `layout` is the shape for the message.
 void require_rank(Named t, int rank, char const* layout);
 
 void require_dtype(Named t, DataType dtype);
+void require_dtype_of(Named t, Named other);
+void require_cuda(Named t);
 void require_device_of(Named t, Named other);
 
 // Dim `dim` must be `size`, "as in " `source`.
 void require_size(Named t, DimNames const& names, int dim, std::int64_t size, char const* source);
 
-// For tensors that TMA reads: base and strides in units of 16 bytes, unit last stride.
+// Whether a dim of stride 0 may have more than one element.
+enum class Expanded : std::uint8_t { kRefused, kAllowed };
+
+// Rows are read or written in units of `bytes`: base and strides are multiples of them, the last stride is 1.
+void require_vectors(Named t, DimNames const& names, std::int64_t bytes, Expanded expanded = Expanded::kAllowed);
+
+// For tensors that TMA reads: vectors of 16 bytes, no expanded dim.
 void require_readable_by_tma(Named t, DimNames const& names);
 
 // Unit last stride, an address for every element, no element twice.
@@ -43,7 +53,14 @@ void require_contiguous(Named t, std::int64_t alignment = 0);
 // Unit last stride, rows anywhere.
 void require_rows(Named t, DimNames const& names);
 
-// `written` shares no byte with `other`.
+// Elements anywhere.
+void require_elements(Named t, DimNames const& names);
+
+// Every element has an address of its own.
+void require_distinct(Named t);
+
+// `written` shares no byte with any of `others` that is given.
 void require_disjoint(Named written, Named other);
+void require_disjoint(Named written, std::initializer_list<Named> others);
 
 }  // namespace hopper_attention

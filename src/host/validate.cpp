@@ -47,10 +47,9 @@ Layout check_inputs(Arguments const& args) {
   require_rank({"k", args.k}, expected_k.rank, expected_k.text);
   require_rank({"v", args.v}, expected_k.rank, expected_k.text);
   require<InvalidType>(is_half(args.q.dtype), "q: dtype must be bf16 or fp16, found ", dtype_name(args.q.dtype));
-  require(args.q.device >= 0, "q: must be on a CUDA device, but is on the CPU; move it to a Hopper GPU");
+  require_cuda(q);
   for (Named const t : {Named{"k", args.k}, Named{"v", args.v}}) {
-    require<InvalidType>(t.tensor.dtype == args.q.dtype, t.name, ": dtype must be that of q, ",
-                         dtype_name(args.q.dtype), ", found ", dtype_name(t.tensor.dtype));
+    require_dtype_of(t, q);
     require_device_of(t, q);
     if (layout.keys == KeyLayout::kDense && !args.cache_batch_idx.given()) {
       require_size(t, expected_k.names, 0, layout.batch, layout.batch_source);
@@ -69,8 +68,7 @@ void check_out(Arguments const& args, Layout const& layout) {
   int const last = expected.rank - 1;
   require_rank(out, expected.rank,
                layout.packed_q ? "(total_q, heads_q, head_dim_v)" : "(batch, seqlen_q, heads_q, head_dim_v)");
-  require<InvalidType>(out.tensor.dtype == args.q.dtype, "out: dtype must be that of q, ", dtype_name(args.q.dtype),
-                       ", found ", dtype_name(out.tensor.dtype));
+  require_dtype_of(out, {"q", args.q});
   require_device_of(out, {"q", args.q});
   for (int dim = 0; dim < last; ++dim) { require_size(out, expected.names, dim, args.q.shape[dim], "q"); }
   require_size(out, expected.names, last, columns_of(args.v), "v");

@@ -17,17 +17,6 @@ struct LengthTensor {
   std::int64_t extra;
 };
 
-void check_one(LengthTensor const& t, std::int64_t batch, char const* batch_source, Named on_device_of) {
-  if (!t.named.tensor.given()) { return; }
-  require_rank(t.named, 1, t.extra == 0 ? "(batch,)" : "(batch + 1,)");
-  require_dtype(t.named, DataType::kInt32);
-  require_device_of(t.named, on_device_of);
-  require(t.named.tensor.shape[0] == batch + t.extra, t.named.name, ": must have ",
-          t.extra == 0 ? "batch" : "batch + 1", " elements, ", batch + t.extra, " for the batch of ", batch_source,
-          ", found ", t.named.tensor.shape[0]);
-  require_contiguous(t.named);
-}
-
 void check_pages(Arguments const& args, Layout const& layout) {
   Named const table{"page_table", args.page_table};
   require_rank(table, 2, "(batch, pages of a sequence)");
@@ -65,6 +54,17 @@ void check_numbers(Arguments const& args) {
 
 }  // namespace
 
+void check_length_tensor(Named t, std::int64_t extra, std::int64_t batch, char const* batch_source,
+                         Named on_device_of) {
+  if (!t.tensor.given()) { return; }
+  require_rank(t, 1, extra == 0 ? "(batch,)" : "(batch + 1,)");
+  require_dtype(t, DataType::kInt32);
+  require_device_of(t, on_device_of);
+  require(t.tensor.shape[0] == batch + extra, t.name, ": must have ", extra == 0 ? "batch" : "batch + 1", " elements, ",
+          batch + extra, " for the batch of ", batch_source, ", found ", t.tensor.shape[0]);
+  require_contiguous(t);
+}
+
 Layout layout_of(Arguments const& args) {
   Layout layout;
   layout.packed_q = args.cu_seqlens_q.given();
@@ -98,7 +98,7 @@ void check_length_tensors(Arguments const& args, std::int64_t batch, char const*
                                 {{"cache_leftpad", args.cache_leftpad}, 0},
                                 {{"cu_seqlens_k_new", args.cu_seqlens_k_new}, 1},
                                 {{"cp_tot_seqused_k", args.cp_tot_seqused_k}, 0}}) {
-    check_one(t, batch, batch_source, on_device_of);
+    check_length_tensor(t.named, t.extra, batch, batch_source, on_device_of);
   }
   check_numbers(args);
 }

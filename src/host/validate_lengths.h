@@ -19,6 +19,9 @@ struct Layout {
 inline std::int64_t heads_of(Tensor const& tensor) { return tensor.shape[tensor.rank - 2]; }
 inline std::int64_t columns_of(Tensor const& tensor) { return tensor.shape[tensor.rank - 1]; }
 
+// A tensor of lengths, if it is given: (batch,) or, with `extra` 1, offsets (batch + 1,).
+void check_length_tensor(Named t, std::int64_t extra, std::int64_t batch, char const* batch_source, Named on_device_of);
+
 // Which layout the given tensors ask for. Needs the rank of q alone to be right.
 Layout layout_of(Arguments const& args);
 

@@ -106,7 +106,7 @@ TEST_CASE("combine: wrong arguments") {
            "value: out_partial: stride of dim", "multiple of 4 elements (16 bytes)"},
           {"negative stride of LSEs", [](C& a) { a.lse_partial.stride[0] = -40; }, "value: lse_partial: stride", "-40"},
           {"a stride over all memory", [](C& a) { a.lse_partial.stride[0] = std::numeric_limits<std::int64_t>::max(); },
-           "value: lse_partial: stride", "2^44"},
+           "value: lse_partial: stride", "2^40"},
           {"parts at 8 bytes", [](C& a) { a.out_partial.data = reinterpret_cast<void*>(kMiB + 8); },
            "value: out_partial: the address", "16 bytes"},
           {"null", [](C& a) { a.lse_partial.data = nullptr; }, "value: lse_partial:", "null"},

@@ -172,7 +172,7 @@ TEST_CASE("validate: strides and addresses") {
       {"flipped keys", [](A& a) { a.k.stride[1] = -128; }, kArgument, "k: stride of dim 1 (seqlen_k) is -128",
        "negative"},
       {"stride over 2^40 bytes", [](A& a) { a.q.stride[0] = std::int64_t{1} << 40; }, kArgument, "q: stride",
-       "TMA cannot address"},
+       "the most that can be addressed"},
       {"stride near 2^63", [](A& a) { a.out.stride[0] = std::numeric_limits<std::int64_t>::max(); }, kArgument,
        "out: stride", "2^40"},
       {"storage offset of one element", [](A& a) { a.q.data = static_cast<char*>(a.q.data) + 2; }, kArgument,
