@@ -66,6 +66,48 @@ def test_compiled_model(mode):
         torch.testing.assert_close(compiled(*model_inputs("cuda", torch.bfloat16, D)), expected, **HALF)
 
 
+def append_to_halves(q, cache, k, v, lengths):
+    """Both caches are views of one argument; the second call reads what the first one wrote."""
+    for step in range(2):
+        out = hopper_attention.flash_attn_with_kvcache(
+            q, cache[:, :, 0], cache[:, :, 1], k, v, cache_seqlens=lengths + step, causal=True
+        )
+    return out, cache.sum()
+
+
+@pytest.mark.parametrize("mode", [None, "reduce-overhead"])
+@torch.inference_mode()
+def test_compiled_appends_to_views_of_one_tensor(mode):
+    torch._dynamo.reset()
+
+    def inputs():
+        half = {"dtype": torch.bfloat16, "device": "cuda"}
+        cache = values(2, 40, 2, 2, D, seed=3, **half)  # (B, S, K or V, Hk, D)
+        return values(2, 1, 4, D, **half), cache, *(values(2, 1, 2, D, seed=i, **half) for i in (1, 2))
+
+    lengths = int32(4, 7, device="cuda")
+    compiled = torch.compile(append_to_halves, fullgraph=True, mode=mode)
+    for _ in range(3):  # with reduce-overhead: warm up, record, replay
+        given, same = inputs(), inputs()
+        expected = append_to_halves(*given, lengths)
+        result = compiled(*same, lengths)
+        for got, want in zip((*result, *same), (*expected, *given), strict=True):
+            torch.testing.assert_close(got, want, **HALF)
+        assert torch.equal(same[1], given[1]) and not torch.equal(same[1], inputs()[1])
+
+
+@torch.inference_mode()
+def test_exported_model():
+    torch._dynamo.reset()
+    model = EveryFunction(D).eval().to("cuda", torch.bfloat16)
+    inputs, same, traced = (model_inputs("cuda", torch.bfloat16, D) for _ in range(3))
+    program = torch.export.export(model, traced).module()
+    expected = model(*inputs)
+    torch.testing.assert_close(program(*same), expected, **HALF)
+    torch.testing.assert_close(same[1], inputs[1], **HALF)
+    assert not torch.equal(same[1], traced[1]), "nothing was appended"
+
+
 @torch.inference_mode()
 def test_captured_through_the_operator():
     """Lengths change between capture and replay; bitwise the eager result."""
