@@ -53,8 +53,6 @@ NOT_TOGETHER: dict[frozenset[Value], str] = {
     _pair("queries", "dense", "keys", "packed"): "cu_seqlens_k: belongs to flash_attn_varlen_func, whose q is packed",
     _pair("keys", "packed", "append", "new keys"): "cu_seqlens_k: packed keys have no room; append to a cache or pages",
     _pair("keys", "packed", "append", "rotated"): "cu_seqlens_k: packed keys have no room; append to a cache or pages",
-    _pair("ranks", "3", "metadata", "given"): "scheduler_metadata: knows the positions of one rank; leave it out with "
-                                              "cp_world_size",
 }  # fmt: skip
 
 

@@ -140,7 +140,8 @@ def arguments(
         cache_leftpad,
         cu_seqlens_k_new,
         None if cp_world_size == 1 else cp_tot_seqused_k,  # one rank has all keys
-        scheduler_metadata,
+        # Its splits of fixed size are those of one rank's positions: a chunk may have more on another.
+        scheduler_metadata if cp_world_size == 1 or not batch_invariant else None,
         seqlen_k_new,
         seqused_k_all,
         max_seqlen_q,

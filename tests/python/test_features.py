@@ -31,7 +31,6 @@ def supported(**changes):
 CONTRADICTIONS = [
     {"packed_k": True, "append": True},
     {"packed_k": True, "rotary": True},
-    {"cp_world_size": 2, "scheduler_metadata": True},
 ]
 
 
