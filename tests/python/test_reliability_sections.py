@@ -67,6 +67,11 @@ def test_parts_share_the_cases():
         assert counts == [10, 10], section.__name__
 
 
+def test_no_section_takes_the_place_of_the_runner():
+    """`merge` is what the runner calls with the results of all parts, if a section has one."""
+    assert not any(hasattr(section, "merge") for section in (*SECTIONS, soak, malformed_metadata, sanitizer))
+
+
 def test_a_short_soak():
     found = soak.run(Budget(0, 2.0))
     assert not found["failures"]

@@ -42,7 +42,7 @@ def run(budget: Budget) -> dict[str, Any]:
             problems = [f"{type(error).__name__}: {error}"]
         for problem in problems:
             failures.add(f"graph {number}: {problem}\n{model}")
-    return result(cases, failures, replays=replays, graphs_that_must_not_allocate=without_allocation)
+    return result(cases, failures, replays=replays, graphs_checked_for_allocations=without_allocation)
 
 
 def quiet_problems(engine: Engine, seed: int) -> list[str]:

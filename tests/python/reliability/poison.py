@@ -37,7 +37,7 @@ SMALL = 1 << 14  # scores and elements of K of a case on the CPU
 
 
 def run(budget: Budget) -> dict[str, Any]:
-    failures, counts = Failures(), {"workspaces": 0, "poisoned_keys": 0, "dense_cases": 0}
+    failures, counts = Failures(), {"guarded_workspaces": 0, "poisoned_keys": 0, "dense_cases": 0}
     cases, arena = 0, Arena(0xA5, 16 << 20)
     for number in budget.numbers():
         cases += 1
@@ -58,7 +58,7 @@ def run(budget: Budget) -> dict[str, Any]:
             problem = f"{type(error).__name__}: {error}"
         if problem:
             failures.add(f"case {number}: {problem}\n{line}")
-    if batches.has_schedules() and cases > 50 and not counts["workspaces"]:
+    if batches.has_schedules() and cases > 50 and not counts["guarded_workspaces"]:
         failures.add("no workspace was seen: nothing guards what the library allocates")
     return result(cases, failures, **counts)
 
@@ -123,7 +123,7 @@ def batch_problem(batch: Batch, kind: str, freed_pages: bool, arena: Arena, coun
         set_pages(dirty, unseen if freed_pages else None, JUNK_IDS[batch.seed % len(JUNK_IDS)])
     with watched(inside=0) as allocations:
         expected = batches.attend(clean)
-    counts["workspaces"] += allocations.workspace_bytes > 0
+    counts["guarded_workspaces"] += allocations.workspace_bytes > 0
     before = {name: x.clone() for name, x in inputs_of(dirty).items()}
     results = batches.new_results(dirty)
     arena.clear(*results)

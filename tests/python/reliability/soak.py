@@ -98,7 +98,7 @@ def one_round(number: int, streams: list, counts: dict[str, int]) -> str:
                 x.call(mine)
                 wrong[turn][place] += differences(mine, firsts[place])
     counts["calls"] += calls * len(chosen)
-    counts["merges"] += merge(firsts[0])
+    counts["merges"] += merge_with_itself(firsts[0])
     wait_for_all()
     found = torch.stack(wrong).sum(0).tolist()
     return "\n".join(f"{n} elements differ\n{x.line}" for x, n in zip(chosen, found, strict=True) if n)
@@ -117,7 +117,7 @@ def new_subject(seed: int) -> Subject:
     return subject(dataclasses.replace(batch, metadata=False))
 
 
-def merge(first: tuple[torch.Tensor, torch.Tensor]) -> int:
+def merge_with_itself(first: tuple[torch.Tensor, torch.Tensor]) -> int:
     """merge_states of a result with itself: the same out, and ln 2 more."""
     out, lse = first
     if out.dim() == 3 or out.shape[-1] % 8:
