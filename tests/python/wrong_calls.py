@@ -53,7 +53,7 @@ Q, K, LSE = (2, 64, 4, 64), (2, 128, 2, 64), (2, 4, 64)
 PACKED_Q, PACKED_K, PAGES, CACHE = (20, 4, 64), (30, 2, 64), (12, 16, 2, 64), (8, 100, 2, 64)
 STARTS_Q, STARTS_K, USED = [0, 5, 5, 17], [0, 10, 20, 30], [10, 70, 0]
 TABLE = [[3, 1, 2, 0, 4], [5, 6, 7, 8, 9], [11, 10, 0, 0, 0]]
-WORKSPACE = T((1 << 24,), "uint8")
+WORKSPACE = T((1 << 26,), "uint8")
 
 
 def ints(*values: int, dtype: str = "int32") -> T:
