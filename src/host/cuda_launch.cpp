@@ -33,21 +33,33 @@ void prepare_kernel(void const* function, int shared_bytes, int device) {
   if (prepared.contains({function, device})) { return; }
   check(cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
         "the kernel could not be loaded");
+  // Clusters of more than 8.
+  check(cudaFuncSetAttribute(function, cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
+        "the kernel could not be loaded");
   prepared.insert({function, device});
 }
 
 void launch_kernel(void const* function, LaunchShape const& shape, void* params, cudaStream_t stream,
                    char const* what) {
-  cudaLaunchAttribute overlap{};
-  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  overlap.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchAttribute attributes[2] = {};
+  unsigned count = 0;
+  if (shape.start == Start::kOverlap) {
+    cudaLaunchAttribute& overlap = attributes[count++];
+    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    overlap.val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (shape.cluster > 1) {
+    cudaLaunchAttribute& cluster = attributes[count++];
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim = {static_cast<unsigned>(shape.cluster), 1, 1};
+  }
   cudaLaunchConfig_t config{};
   config.gridDim = shape.grid;
   config.blockDim = dim3(static_cast<unsigned>(shape.threads));
   config.dynamicSmemBytes = static_cast<std::size_t>(shape.shared_bytes);
   config.stream = stream;
-  config.attrs = &overlap;
-  config.numAttrs = shape.start == Start::kOverlap ? 1 : 0;
+  config.attrs = attributes;
+  config.numAttrs = count;
   void* arguments[] = {params};
   check(cudaLaunchKernelExC(&config, function, arguments), what);
 }

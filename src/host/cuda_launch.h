@@ -36,6 +36,7 @@ struct LaunchShape {
   int threads = 0;
   int shared_bytes = 0;
   Start start = Start::kAfter;
+  int cluster = 1;  // CTAs of a cluster
 };
 
 // Launches `function(params)`. Raises CudaError naming `what`.

@@ -239,7 +239,7 @@ ScheduleParams schedule_params(Plan const& plan, KernelPlan const& kernel, Probl
 
 AttentionParams attention_params(Plan const& plan, KernelPlan const& kernel, Problem const& problem,
                                  Arguments const& args, Workspace const& workspace, PartialParams const& partial) {
-  Packing const packing = make_packing(plan.packed_heads);
+  Packing const packing = make_packing(plan.packed_heads, plan.cluster > 1 ? kMostMergeRows : kSlabRows);
   int const queries_per_tile = packing.queries_per_slab * (kernel.tile.rows / kSlabRows);
   bool const longest_last = problem.mask.right != kUnlimited;
   // A tile of few queries brings no more than there are.
@@ -254,7 +254,10 @@ AttentionParams attention_params(Plan const& plan, KernelPlan const& kernel, Pro
   p.packing = packing;
   p.mask = problem.mask;
   p.listed = plan.listed;
-  if (plan.listed) {
+  if (plan.cluster > 0) {
+    p.cluster = {plan.cluster, FastDivmod(plan.cluster),
+                 FastDivmod(plan.cluster * (problem.heads_q / plan.packed_heads))};
+  } else if (plan.listed) {
     p.schedule = schedule_params(plan, kernel, problem, workspace.metadata);
     p.sharing = problem.heads_q / problem.heads_k / plan.packed_heads;
     p.keys_in_l2 = plan.keys_in_l2;
@@ -357,7 +360,8 @@ void launch(Plan const& plan, Problem const& problem, Arguments const& args, Str
                   {.grid = dim3(static_cast<unsigned>(kernel.ctas)),
                    .threads = entry.threads,
                    .shared_bytes = entry.shared_bytes,
-                   .start = first && !plan.makes_schedule ? Start::kAfter : Start::kOverlap},
+                   .start = first && !plan.makes_schedule ? Start::kAfter : Start::kOverlap,
+                   .cluster = std::max(1, plan.cluster)},
                   &params, stream, "the launch of the attention kernel failed");
     first = false;
     may_split = may_split || kernel.may_split;

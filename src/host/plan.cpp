@@ -29,6 +29,10 @@ constexpr std::int64_t kMaxTiles = std::int64_t{1} << 30;  // the scheduler coun
 constexpr double kPackingGain = 7.0 / 8.0;
 constexpr std::int64_t kTilesToCost = 1024;  // of a head; more are sampled
 
+// Of K and V that a decode tile, or the share of a thread block in it, may have to read so that no schedule is needed
+// to balance them: an SM reads about 80 GB/s, so this is what the longest sequence may cost among short ones, 25 us.
+constexpr std::int64_t kMostBytesOfShare = std::int64_t{2} << 20;
+
 std::string text_of(MaskParams const& mask) {
   if (mask == MaskParams{}) { return "no mask"; }
   std::string text;
@@ -92,7 +96,9 @@ class Planner {
       return plan_;
     }
     choose_path();
-    if (plan_.listed) {
+    if (plan_.cluster > 0) {
+      plan_clusters();
+    } else if (plan_.listed) {
       plan_listed();
     } else {
       plan_dense();
@@ -191,7 +197,69 @@ class Planner {
                            problem_.softcap == 0.0F ? "" : "; softcap needs a tile of at most 128 keys");
   }
 
+  // Thread blocks that share each tile, where there is one for each sequence and group of heads and all of them run at
+  // once; 0: a schedule is better. Sequences that are much longer than the others would leave most of the card idle,
+  // which is bounded by what a block may have to read.
+  int cluster_size() const {
+    if (!decodes() || plan_.fixed_splits || forced_.num_splits >= 2 || forced_.ctas > 0 || forced_.cluster < 0) {
+      return 0;
+    }
+    TileConfig const tile = tile_row(TileUse::kDecode).tile;
+    std::int64_t const tiles = std::int64_t{problem_.batch} * (problem_.heads_q / scheduled_packing());
+    int const rows = problem_.seqlen_q * scheduled_packing();
+    bool const may_share = problem_.num_splits != 1 && rows <= kMostMergeRows;
+    if (forced_.cluster > 0) {
+      require(may_share || forced_.cluster == 1, "cluster: ", rows, " rows are more than ", kMostMergeRows,
+              ", or num_splits is 1");
+      return forced_.cluster;
+    }
+    if (forced_.tile != TileConfig{} || tiles > most_ctas(tile)) { return 0; }
+    int const most = problem_.num_splits == 0 ? kMostCluster : std::min(kMostCluster, problem_.num_splits);
+    std::int64_t const blocks = blocks_of_tile(tile);
+    int size = 1;
+    while (may_share && 2 * size <= most && size < blocks &&
+           2 * size * tiles <= most_ctas_in_clusters(tile, 2 * size)) {
+      size *= 2;
+    }
+    return ceil_div<std::int64_t>(blocks, size) * bytes_of_block(tile) <= kMostBytesOfShare ? size : 0;
+  }
+
+  // Key blocks that a tile of few queries may have.
+  std::int64_t blocks_of_tile(TileConfig const& tile) const {
+    bool const all_keys = problem_.mask.cp_world > 1;
+    return all_keys ? ceil_div(problem_.seqlen_k, tile.keys) : work_of_sequence(tile).units;
+  }
+  std::int64_t bytes_of_block(TileConfig const& tile) const {
+    return std::int64_t{tile.keys} * (problem_.head_dim + problem_.head_dim_v) * kElementBytes;
+  }
+
+  // A cluster runs within a group of SMs (GPC) and leaves some of them over: 132 SMs hold 66 clusters of 2, 30 of 4, 15
+  // of 8 and 7 of 16.
+  int most_ctas_in_clusters(TileConfig const& tile, int size) const {
+    return (size <= 2 ? available_sms() : available_sms() * 7 / 8) * tile.per_sm;
+  }
+
+  void plan_clusters() {
+    plan_.packed_heads = scheduled_packing();
+    explain_scheduled_packing();
+    add_kernel(KernelFamily::kDecode, false);
+    KernelPlan& kernel = plan_.kernels.back();
+    kernel.ctas = static_cast<int>(kernel.most_tiles * plan_.cluster);
+    plan_.num_splits = plan_.cluster;
+    because("splits", plan_.cluster == 1
+                          ? std::string("1: ") + (problem_.num_splits == 1 ? "as asked" : "one is enough")
+                          : concat("each tile by a cluster of ", plan_.cluster,
+                                   " blocks, which merge their parts in shared memory"));
+    because("workspace", "0 bytes: nothing is merged afterwards");
+  }
+
   void choose_path() {
+    plan_.fixed_splits = problem_.batch_invariant;
+    plan_.cluster = cluster_size();
+    if (plan_.cluster > 0) {
+      because("schedule", "none: one tile for each sequence and group of heads, all at once");
+      return;
+    }
     char const* reason = nullptr;
     if (problem_.ragged) {
       reason = "lengths are on the device";
@@ -205,7 +273,6 @@ class Planner {
       reason = "whole tiles would leave SMs idle";
     }
     plan_.listed = reason != nullptr;
-    plan_.fixed_splits = problem_.batch_invariant;
     // Metadata of a dense q count the queries they were made for, which may be others than this call's: splits of fixed
     // size would differ.
     bool const for_other_queries = problem_.has_metadata && plan_.fixed_splits && !problem_.packed_q;
@@ -242,16 +309,28 @@ class Planner {
 
   void plan_listed() {
     plan_.packed_heads = scheduled_packing();
-    because("packing", plan_.packed_heads == 1 ? std::string("off")
-                                               : concat(plan_.packed_heads, " heads of q for each of k share a tile"));
+    explain_scheduled_packing();
     bool const splits = problem_.num_splits != 1 || plan_.fixed_splits || forced_.num_splits >= 2;
     if (decodes()) {
-      add_kernel(KernelFamily::kDecode, splits);
+      bool const forced = plan_.fixed_splits || forced_.num_splits >= 2;
+      add_kernel(KernelFamily::kDecode, splits && (forced || !whole_tiles_suffice()));
     } else {
       add_kernel(KernelFamily::kPrefill, splits && !plan_.fixed_splits);
       if (splits && problem_.ragged) { add_kernel(KernelFamily::kDecode, splits); }
     }
     choose_workspace();
+  }
+
+  void explain_scheduled_packing() {
+    because("packing", plan_.packed_heads == 1 ? std::string("off")
+                                               : concat(plan_.packed_heads, " heads of q for each of k share a tile"));
+  }
+
+  // More tiles than thread blocks, none of which can be long.
+  bool whole_tiles_suffice() const {
+    TileConfig const tile = tile_row(TileUse::kDecode).tile;
+    std::int64_t const tiles = std::int64_t{problem_.batch} * head_groups();
+    return tiles > most_ctas(tile) && blocks_of_tile(tile) * bytes_of_block(tile) <= kMostBytesOfShare;
   }
 
   void add_kernel(KernelFamily family, bool may_split) {

@@ -4,6 +4,7 @@
 
 #include "kernels/cute.h"
 
+#include "kernels/cluster_merge.h"
 #include "kernels/dependent_launch.h"
 #include "kernels/epilogue.h"
 #include "kernels/gather_loader.h"
@@ -20,8 +21,14 @@ namespace hopper_attention {
 // Warps of the producer warpgroup. Each walks the same work, so that none waits for what only another needs.
 enum class ProducerWarp { kKeysValues = 0, kQueries = 1, kValues = 2, kSchedule = 3 };
 
+// Whether the CTAs of a cluster share a tile.
 template <class Traits>
-__device__ __forceinline__ void setup_barriers(typename Traits::SharedStorage& shared, bool gathered) {
+__device__ __forceinline__ bool shares_tiles(AttentionParams const& params) {
+  return Traits::kFewRows && params.cluster.size > 1;
+}
+
+template <class Traits>
+__device__ __forceinline__ void setup_barriers(typename Traits::SharedStorage& shared, int cluster, bool gathered) {
   constexpr int kConsumerWarps = Traits::kConsumerWarpgroups * cutlass::NumWarpsPerWarpGroup;
   constexpr int kReadersOfWork = kConsumerWarps + 3;  // the producer warps but the scheduler
   for (int w = 0; w < Traits::kConsumerWarpgroups; ++w) {
@@ -36,6 +43,10 @@ __device__ __forceinline__ void setup_barriers(typename Traits::SharedStorage& s
   for (int s = 0; s < Traits::kWorkSlots; ++s) {
     init_barrier(shared.work_full[s], 1);
     init_barrier(shared.work_empty[s], kReadersOfWork);
+  }
+  if constexpr (Traits::kFewRows) {
+    init_barrier(shared.parts_full, 1);
+    init_barrier(shared.parts_empty, max_of(1, cluster));
   }
   cutlass::arch::fence_barrier_init();
 }
@@ -80,7 +91,10 @@ __device__ __forceinline__ void schedule(AttentionParams const& params, typename
     }
     return __shfl_sync(0xffffffff, index, 0);
   };
-  if (!Traits::kScheduled || !params.listed) {
+  if (Traits::kFewRows && params.cluster.on()) {
+    ClusterWorkSource source(params, blockIdx.x);
+    publish<Traits>(params, shared, source, draw);
+  } else if (!Traits::kScheduled || !params.listed) {
     DenseWorkSource source(params, blockIdx.x);
     publish<Traits>(params, shared, source, draw);
   } else {
@@ -110,6 +124,9 @@ template <class Traits>
 __device__ __forceinline__ void produce(AttentionParams const& params, typename Traits::SharedStorage& shared) {
   TmaLoader<Traits> const loader{params.load, shared, static_cast<int>(threadIdx.x % 32)};
   auto const warp = static_cast<ProducerWarp>(cutlass::canonical_warp_idx_sync());
+  if (Traits::kFewRows && params.cluster.on() && (warp == ProducerWarp::kKeysValues || warp == ProducerWarp::kValues)) {
+    warm_pages(params.load.pages, params.cluster.sequence(blockIdx.x));
+  }
   GatherLoader<Traits> const gather{params.load, shared, loader.lane};
   bool const gathered = Traits::kScheduled && params.load.pages.gathered();
   if (gathered && (warp == ProducerWarp::kKeysValues || warp == ProducerWarp::kValues)) {
@@ -154,6 +171,7 @@ __device__ __forceinline__ void consume(AttentionParams const& params, typename 
   Turns<Traits> const turns{warpgroup};
   CollectiveMainloop<Traits> const mainloop{params, shared, warpgroup, thread, turns};
   CollectiveEpilogue<Traits> const epilogue{params, shared, warpgroup, thread};
+  ClusterMerge<Traits> merge(params, shared, thread);
 
   turns.setup();
   RingState<Traits::kStages> read;
@@ -178,6 +196,12 @@ __device__ __forceinline__ void consume(AttentionParams const& params, typename 
       clear(tOrO);
       after_scores();
     }
+    if constexpr (Traits::kFewRows) {
+      if (shares_tiles<Traits>(params)) {
+        merge(work, softmax, tOrO);
+        return;
+      }
+    }
     epilogue.store(work, softmax, tOrO);
     if constexpr (!Traits::kOwnOutputBuffer) {
       epilogue.wait_stores();
@@ -185,6 +209,18 @@ __device__ __forceinline__ void consume(AttentionParams const& params, typename 
     }
   });
   epilogue.wait_stores();
+  if constexpr (Traits::kFewRows) {
+    if (shares_tiles<Traits>(params)) { merge.finish(); }
+  }
+}
+
+__device__ __forceinline__ void prefetch_maps(AttentionParams const& params) {
+  auto const prefetch = [](CUtensorMap const& map) {
+    cute::prefetch_tma_descriptor(reinterpret_cast<cute::TmaDescriptor const*>(&map));
+  };
+  prefetch(params.load.q);
+  prefetch(params.load.k);
+  prefetch(params.load.v);
 }
 
 template <class Traits>
@@ -194,8 +230,10 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.per_sm)
   extern __shared__ char shared_bytes[];
   auto& shared = *reinterpret_cast<typename Traits::SharedStorage*>(shared_bytes);
 
-  if (threadIdx.x == 0) { setup_barriers<Traits>(shared, params.load.pages.gathered()); }
+  if (threadIdx.x == 0) { setup_barriers<Traits>(shared, params.cluster.size, params.load.pages.gathered()); }
+  if (threadIdx.x == 32) { prefetch_maps(params); }
   __syncthreads();
+  if (shares_tiles<Traits>(params)) { cute::cluster_arrive_relaxed(); }
   if (params.wait_at_start) { wait_for_prerequisites(); }
   start_dependents();  // which may read the schedule at once
 

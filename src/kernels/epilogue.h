@@ -3,8 +3,8 @@
 
 #include "kernels/cute.h"
 
+#include "kernels/output_rows.h"
 #include "kernels/params.h"
-#include "kernels/sink.h"
 #include "kernels/softmax.h"
 #include "kernels/thread_rows.h"
 #include "kernels/tile_work.h"
@@ -31,17 +31,17 @@ struct CollectiveEpilogue {
   __device__ __forceinline__ void store(TileWork const& work, Softmax& softmax, Output& tOrO) const {
     ThreadRows const rows(thread, work.queries.first + warpgroup * params.packing.queries_per_slab);
     if (work.slot >= 0) {
-      finalize(work, rows, softmax, tOrO, true_type{});
-      store_partial(work, rows, tOrO);
-      return;
+      store_partial(work, rows, softmax, tOrO);
+    } else if constexpr (Traits::kFewRows) {
+      store_from_registers(work, rows, softmax, tOrO);
+    } else {
+      finish(work, rows, softmax, tOrO);
+      cute::Tensor tOrO_half = make_tensor<Element>(tOrO.layout());
+      cutlass::NumericArrayConverter<Element, float, decltype(size(tOrO))::value> const round;
+      *reinterpret_cast<cutlass::Array<Element, decltype(size(tOrO))::value>*>(tOrO_half.data()) =
+          round(*reinterpret_cast<cutlass::Array<float, decltype(size(tOrO))::value> const*>(tOrO.data()));
+      store_rows(work, rows, tOrO_half);
     }
-    finalize(work, rows, softmax, tOrO, false_type{});
-
-    cute::Tensor tOrO_half = make_tensor<Element>(tOrO.layout());
-    cutlass::NumericArrayConverter<Element, float, decltype(size(tOrO))::value> const round;
-    *reinterpret_cast<cutlass::Array<Element, decltype(size(tOrO))::value>*>(tOrO_half.data()) =
-        round(*reinterpret_cast<cutlass::Array<float, decltype(size(tOrO))::value> const*>(tOrO.data()));
-    store_rows(work, rows, tOrO_half);
   }
 
   // Whatever was stored from shared memory has been read; call before that memory is written again.
@@ -50,80 +50,74 @@ struct CollectiveEpilogue {
   }
 
  private:
-  struct RowIdentity {
-    int row;  // of q, out and LSE
-    int head;
-    bool exists;  // not past the last query, not an idle row of a packed slab
-  };
-
-  __device__ __forceinline__ RowIdentity identify(TileWork const& work, ThreadRows const& rows, int slab_row) const {
-    FastDivmod const& heads = params.packing.heads;
-    int const query_in_slab = heads.quotient(slab_row);
-    int const query = rows.first_query + query_in_slab;
-    int const row = work.sequence.q_row + query;
-    bool const exists =
-        query < work.sequence.len.q && query_in_slab < params.packing.queries_per_slab && row < params.epilogue.rows;
-    return {row, work.head * heads.divisor + slab_row - query_in_slab * heads.divisor, exists};
+  // The end of the thread's row r, whose sink has no part in it yet. All threads.
+  __device__ __forceinline__ static RowEnd end_of_row(Softmax const& softmax, int r) {
+    return end_row(softmax.seen(r) ? softmax.exponent(r) : -INFINITY, softmax.sum_of_row(r));
   }
 
-  // A row that saw no key gives 0 and LSE -inf, with a sink 0 and the sink. A part leaves the sink to the combine
-  // kernel.
-  template <class Output, class IsPart>
-  __device__ __forceinline__ void finalize(TileWork const& work, ThreadRows const& rows, Softmax& softmax, Output& tOrO,
-                                           IsPart is_part) const {
+  // With the sink. Writes the LSE.
+  __device__ __forceinline__ RowEnd end_with_sink(TileWork const& work, ThreadRows const& rows, OutputRow const& id,
+                                                  RowEnd end) const {
     EpilogueParams const& p = params.epilogue;
-    auto output = rows_view(tOrO);
-    CUTE_UNROLL
-    for (int r = 0; r < kRowsPerThread; ++r) {
-      float sum = softmax.row_sum[r];
-      sum += __shfl_xor_sync(0xffffffff, sum, 1);
-      sum += __shfl_xor_sync(0xffffffff, sum, 2);
-      bool const empty = softmax.row_max[r] == -INFINITY;
-      float exponent = empty ? -INFINITY : softmax.exponent(r);  // the LSE is exponent + log2(sum)
-      RowIdentity const id = identify(work, rows, rows.row(r));
-      float scale = empty ? 0.0F : 1.0F / sum;
-      if (!is_part && p.sinks != nullptr && id.exists) {
-        float const sink = sink_log2(p.sinks, p.sinks_type, id.head);
-        float const top = fmaxf(exponent, sink);
-        float const shrink =
-            top == -INFINITY ? 0.0F : exp2f(exponent - top);  // exact also where the sink leaves next to nothing
-        sum = sum * shrink + (top == -INFINITY ? 0.0F : exp2f(sink - top));
-        scale = empty ? 0.0F : shrink / sum;
-        exponent = top;
-      }
-      CUTE_UNROLL
-      for (int c = 0; c < size<1>(output); ++c) { output(r, c) = empty ? 0.0F : output(r, c) * scale; }
-      if (!id.exists || rows.column != 0) { continue; }
-      float const lse = exponent == -INFINITY ? -INFINITY : exponent + log2f(sum);
-      if constexpr (is_part) {
-        if (partial_row(r, rows) < p.partial.rows) { p.partial.lse[partial_index(work, r, rows)] = lse; }
-      } else if (p.lse != nullptr) {
-        p.lse[work.sequence.q_batch * p.lse_stride_batch + id.head * p.lse_stride_head + id.row] = lse * kLn2;
-      }
-    }
-  }
-
-  __device__ __forceinline__ int partial_row(int r, ThreadRows const& rows) const {
-    return warpgroup * kSlabRows + rows.row(r);
-  }
-
-  __device__ __forceinline__ int64_t partial_index(TileWork const& work, int r, ThreadRows const& rows) const {
-    return static_cast<int64_t>(work.slot) * params.epilogue.partial.rows + partial_row(r, rows);
+    if (p.sinks != nullptr) { end = end_row(end.exponent, end.sum, sink_log2(p.sinks, p.sinks_type, id.head)); }
+    if (rows.column == 0) { store_lse(params, work, id, end); }
+    return end;
   }
 
   template <class Output>
-  __device__ __forceinline__ void store_partial(TileWork const& work, ThreadRows const& rows, Output& tOrO) const {
+  __device__ __forceinline__ void finish(TileWork const& work, ThreadRows const& rows, Softmax const& softmax,
+                                         Output& tOrO) const {
+    auto output = rows_view(tOrO);
+    CUTE_UNROLL
+    for (int r = 0; r < kRowsPerThread; ++r) {
+      OutputRow const id = output_row(params, work, rows.first_query, rows.row(r));
+      RowEnd end = end_of_row(softmax, r);
+      if (id.exists) { end = end_with_sink(work, rows, id, end); }
+      CUTE_UNROLL
+      for (int c = 0; c < size<1>(output); ++c) { output(r, c) = end.scaled(output(r, c)); }
+    }
+  }
+
+  // The sink is left to the combine kernel.
+  template <class Output>
+  __device__ __forceinline__ void store_partial(TileWork const& work, ThreadRows const& rows, Softmax const& softmax,
+                                                Output& tOrO) const {
     EpilogueParams const& p = params.epilogue;
     auto output = rows_view(tOrO);
     CUTE_UNROLL
     for (int r = 0; r < kRowsPerThread; ++r) {
-      if (!identify(work, rows, rows.row(r)).exists || partial_row(r, rows) >= p.partial.rows) { continue; }
-      float* const row = p.partial.out + partial_index(work, r, rows) * p.head_dim_v;
+      RowEnd const end = end_of_row(softmax, r);
+      int const row = warpgroup * kSlabRows + rows.row(r);
+      if (!output_row(params, work, rows.first_query, rows.row(r)).exists || row >= p.partial.rows) { continue; }
+      std::int64_t const index = static_cast<std::int64_t>(work.slot) * p.partial.rows + row;
+      if (rows.column == 0) { p.partial.lse[index] = end.lse(); }
+      float* const to = p.partial.out + index * p.head_dim_v;
       CUTE_UNROLL
       for (int c = 0; c < size<1>(output); c += 2) {
         int const column = rows.column + c / 2 * 8;
         if (column < p.head_dim_v) {
-          *reinterpret_cast<float2*>(row + column) = make_float2(output(r, c), output(r, c + 1));
+          *reinterpret_cast<float2*>(to + column) = make_float2(end.scaled(output(r, c)), end.scaled(output(r, c + 1)));
+        }
+      }
+    }
+  }
+
+  // Few rows: pairs of columns, without a way through shared memory.
+  template <class Output>
+  __device__ __forceinline__ void store_from_registers(TileWork const& work, ThreadRows const& rows,
+                                                       Softmax const& softmax, Output& tOrO) const {
+    auto output = rows_view(tOrO);
+    CUTE_UNROLL
+    for (int r = 0; r < kRowsPerThread; ++r) {
+      RowEnd end = end_of_row(softmax, r);
+      OutputRow const id = output_row(params, work, rows.first_query, rows.row(r));
+      if (!id.exists) { continue; }
+      end = end_with_sink(work, rows, id, end);
+      Element* const to = output_pointer<Element>(params, work, id) + rows.column;
+      CUTE_UNROLL
+      for (int c = 0; c < size<1>(output); c += 2) {
+        if (rows.column + c / 2 * 8 < params.epilogue.head_dim_v) {
+          store_pair(params, to + c / 2 * 8, end.scaled(output(r, c)), end.scaled(output(r, c + 1)));
         }
       }
     }
@@ -168,14 +162,14 @@ struct CollectiveEpilogue {
     EpilogueParams const& p = params.epilogue;
     constexpr int kPiece = 16 / sizeof(Element);
     constexpr int kPieces = Traits::kHeadDimV / kPiece;
+    int const queries = min_of(work.queries.last + 1 - rows.first_query, params.packing.queries_per_slab);
     CUTE_NO_UNROLL
-    for (int i = thread; i < kSlabRows * kPieces; i += cutlass::NumThreadsPerWarpGroup) {
+    for (int i = thread; i < queries * params.packing.heads.divisor * kPieces; i += cutlass::NumThreadsPerWarpGroup) {
       int const slab_row = i / kPieces;
       int const column = i % kPieces * kPiece;
-      RowIdentity const id = identify(work, rows, slab_row);
+      OutputRow const id = output_row(params, work, rows.first_query, slab_row);
       if (!id.exists || column >= p.head_dim_v) { continue; }
-      Element* const target = static_cast<Element*>(p.out_pointer) + work.sequence.q_batch * p.out_stride_batch +
-                              id.row * p.out_stride_row + id.head * p.out_stride_head + column;
+      Element* const target = output_pointer<Element>(params, work, id) + column;
       Element const* const source = &sO(slab_row, column);
       if (p.out_by_tma) {
         *reinterpret_cast<uint4*>(target) = *reinterpret_cast<uint4 const*>(source);

@@ -74,6 +74,16 @@ struct EpilogueParams {
   PartialParams partial;
 };
 
+// A grid with one cluster of CTAs for each sequence and head group, which share its tile. Off with size 0.
+struct ClusterParams {
+  int size = 0;
+  FastDivmod ctas_of_tile;      // size
+  FastDivmod ctas_of_sequence;  // size * head groups
+
+  HA_HOST_DEVICE constexpr bool on() const { return size > 0; }
+  HA_HOST_DEVICE constexpr int sequence(int cta) const { return ctas_of_sequence.quotient(cta); }
+};
+
 struct AttentionParams {
   LoadParams load;
   EpilogueParams epilogue;
@@ -83,10 +93,11 @@ struct AttentionParams {
   SoftmaxParams softmax;
   Packing packing;
   MaskParams mask;
-  BlockAlignment alignment;    // unit: of pages; its shift is the sequence's
-  int keys_in_l2 = 1;          // of one head: how many keys and values leave room in L2 for other data
-  int sharing = 1;             // head groups that read the same K and V
-  bool listed = false;         // work comes from `schedule`, not from `scheduler`
+  BlockAlignment alignment;  // unit: of pages; its shift is the sequence's
+  int keys_in_l2 = 1;        // of one head: how many keys and values leave room in L2 for other data
+  int sharing = 1;           // head groups that read the same K and V
+  bool listed = false;       // work comes from `schedule`, not from `scheduler`
+  ClusterParams cluster;
   bool wait_at_start = false;  // for the kernel before, whose results are read
 };
 

@@ -38,38 +38,47 @@ HA_HOST_DEVICE constexpr int clamped(long long value, int low, int high) {
   return value < low ? low : value > high ? high : static_cast<int>(value);
 }
 
+// Loads come before anything that waits for one of them.
 HA_HOST_DEVICE constexpr Sequence sequence_at(SequenceParams const& p, int b) {
-  Sequence s{b, {p.seqlen_q, p.seqused_k_all}, 0, b, 0, b, p.capacity_k};
-  if (p.cu_seqlens_q != nullptr) {
-    s.q_batch = 0;
-    s.q_row = clamped(p.cu_seqlens_q[b], 0, p.seqlen_q);
-    s.len.q = clamped(static_cast<long long>(p.cu_seqlens_q[b + 1]) - s.q_row, 0, p.seqlen_q - s.q_row);
-  }
-  if (p.seqused_q != nullptr) { s.len.q = clamped(p.seqused_q[b], 0, s.len.q); }
+  auto const load = [](int const* numbers, int i, int otherwise) {
+    return numbers != nullptr ? numbers[i] : otherwise;
+  };
+  int const q_begin = load(p.cu_seqlens_q, b, 0);
+  int const q_end = load(p.cu_seqlens_q, b + 1, p.seqlen_q);
+  int const k_begin = load(p.cu_seqlens_k, b, 0);
+  int const k_end = load(p.cu_seqlens_k, b + 1, p.seqused_k_all);
+  int const used_q = load(p.seqused_q, b, p.seqlen_q);
+  int const used_k = load(p.seqused_k, b, -1);
+  int const new_begin = load(p.cu_seqlens_k_new, b, 0);
+  int const new_end = load(p.cu_seqlens_k_new, b + 1, p.seqlen_k_new);
+  int const pad = load(p.cache_leftpad, b, 0);
+  int const cache = load(p.cache_batch_idx, b, b);
+  int const total_k = load(p.cp_tot_seqused_k, b, 0);
+
+  Sequence s{b, {}, clamped(q_begin, 0, p.seqlen_q), p.cu_seqlens_q != nullptr ? 0 : b, 0, b, p.capacity_k};
+  s.len.q = clamped(static_cast<long long>(q_end) - s.q_row, 0, p.seqlen_q - s.q_row);
+  s.len.q = clamped(used_q, 0, s.len.q);
 
   if (p.cu_seqlens_k != nullptr) {
     s.k_batch = 0;
-    s.k_row = clamped(p.cu_seqlens_k[b], 0, p.capacity_k);
+    s.k_row = clamped(k_begin, 0, p.capacity_k);
     s.k_memory = p.capacity_k - s.k_row;
-    s.len.k = clamped(static_cast<long long>(p.cu_seqlens_k[b + 1]) - s.k_row, 0, s.k_memory);
   }
-  if (p.seqused_k != nullptr) { s.len.k = clamped(p.seqused_k[b], 0, s.k_memory); }
-  long long more = p.seqlen_k_new;
-  if (p.cu_seqlens_k_new != nullptr) {
-    more = max_of(0, clamped(static_cast<long long>(p.cu_seqlens_k_new[b + 1]) - p.cu_seqlens_k_new[b], 0, 1 << 30));
-  }
+  s.len.k = clamped(static_cast<long long>(k_end) - s.k_row, 0, s.k_memory);
+  if (p.seqused_k != nullptr) { s.len.k = clamped(used_k, 0, s.k_memory); }
+  long long const more = max_of(0, clamped(static_cast<long long>(new_end) - new_begin, 0, 1 << 30));
   s.len.k = clamped(s.len.k + more, 0, s.k_memory);
   if (p.cache_leftpad != nullptr) {
-    int const pad = clamped(p.cache_leftpad[b], 0, s.k_memory);
-    s.k_row += pad;
-    s.k_memory -= pad;
-    s.len.k = max_of(0, s.len.k - pad);
+    int const hidden = clamped(pad, 0, s.k_memory);
+    s.k_row += hidden;
+    s.k_memory -= hidden;
+    s.len.k = max_of(0, s.len.k - hidden);
   }
   if (p.cache_batch_idx != nullptr) {
-    s.k_batch = p.cache_batch_idx[b];
-    if (s.k_batch < 0 || s.k_batch >= p.cache_batches) { s.len.k = 0; }
+    s.k_batch = cache;
+    if (cache < 0 || cache >= p.cache_batches) { s.len.k = 0; }
   }
-  s.len.k_total = p.cp_tot_seqused_k != nullptr ? clamped(p.cp_tot_seqused_k[b], 0, 1 << 29) : s.len.k;
+  s.len.k_total = p.cp_tot_seqused_k != nullptr ? clamped(total_k, 0, 1 << 29) : s.len.k;
   return s;
 }
 

@@ -64,6 +64,16 @@ struct OnlineSoftmax {
   // The log2 of what row_sum and O are to be multiplied by.
   __device__ __forceinline__ float exponent(int r) const { return row_max[r] * scale_log2 - kHeadroom; }
 
+  __device__ __forceinline__ bool seen(int r) const { return row_max[r] != -INFINITY; }
+
+  // Of all columns. All threads.
+  __device__ __forceinline__ float sum_of_row(int r) const {
+    float sum = row_sum[r];
+    sum += __shfl_xor_sync(0xffffffff, sum, 1);
+    sum += __shfl_xor_sync(0xffffffff, sum, 2);
+    return sum;
+  }
+
   // Takes a block of scores into the row maxima. `may_be_empty`: a row may have seen no key yet.
   template <class Scores, class MayBeEmpty>
   __device__ __forceinline__ void update_max(Scores const& scores, MayBeEmpty may_be_empty) {

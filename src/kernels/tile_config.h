@@ -60,14 +60,14 @@ inline constexpr std::array kTiles{
     TileRow{TileUse::kRagged, {128, 112, 192, 128, 4}, "the widest that fits in shared memory"},
     TileRow{TileUse::kRagged, {128, 112, 192, 192, 4}, "the widest that fits in shared memory"},
     TileRow{TileUse::kRagged, {128, 80, 256, 256, 4}, "the widest that fits in shared memory"},
-    TileRow{TileUse::kDecode, {64, 128, 64, 64, 6, 2}, "two blocks an SM: one starts or ends while the other streams"},
-    TileRow{TileUse::kDecode, {64, 64, 96, 96, 8, 2}, "two blocks an SM"},
+    TileRow{TileUse::kDecode, {64, 128, 64, 64, 5, 2}, "two blocks an SM: one starts or ends while the other streams"},
+    TileRow{TileUse::kDecode, {64, 64, 96, 96, 7, 2}, "two blocks an SM"},
     TileRow{TileUse::kDecode,
             {64, 128, 128, 128, 6},
             "64 SMs with one block each reach 4,230 GB/s, with two blocks of 64 keys each 3,100"},
-    TileRow{TileUse::kDecode, {64, 64, 192, 128, 8}, "one block an SM: two have no room for four stages"},
-    TileRow{TileUse::kDecode, {64, 64, 192, 192, 8}, "one block an SM: two have no room for four stages"},
-    TileRow{TileUse::kDecode, {64, 64, 256, 256, 6}, "one block an SM: two have no room for four stages"},
+    TileRow{TileUse::kDecode, {64, 64, 192, 128, 7}, "one block an SM: two have no room for four stages"},
+    TileRow{TileUse::kDecode, {64, 64, 192, 192, 7}, "one block an SM: two have no room for four stages"},
+    TileRow{TileUse::kDecode, {64, 64, 256, 256, 5}, "one block an SM: two have no room for four stages"},
 };
 
 // The first row for the smallest head dims that hold (head_dim, head_dim_v); nullptr if none does.

@@ -9,6 +9,10 @@ namespace hopper_attention {
 
 inline constexpr int kSlabRows = 64;  // query rows of one consumer warpgroup
 
+// CTAs that may share a tile, and rows of a tile that they can merge: in the place of O, in float32.
+inline constexpr int kMostCluster = 16;
+inline constexpr int kMostMergeRows = kSlabRows / 2;
+
 // A tile is stored as column slabs as wide as the shared-memory swizzle: 64 columns (128 bytes) or 32 (64 bytes).
 constexpr int slab_columns(int head_dim) { return head_dim % 64 == 0 ? 64 : 32; }
 
@@ -23,10 +27,10 @@ HA_HOST_DEVICE constexpr int swizzled_piece(int row, int piece, int pieces) {
 // How the query heads of one K/V head share a 64-row slab: row = query * heads + head.
 struct Packing {
   FastDivmod heads;                  // query heads of a group; 1 is off
-  int queries_per_slab = kSlabRows;  // 64 / heads: the slab's other rows are idle
+  int queries_per_slab = kSlabRows;  // rows / heads: the slab's other rows are idle
 };
 
-inline Packing make_packing(int heads) { return {FastDivmod(heads), kSlabRows / heads}; }
+inline Packing make_packing(int heads, int rows = kSlabRows) { return {FastDivmod(heads), rows / heads}; }
 
 // Queries [first, last] that tile `m` holds; last is an existing query.
 struct QueryRange {

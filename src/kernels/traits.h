@@ -58,6 +58,10 @@ struct AttentionTraits {
 
   // One warpgroup has so few queries that K and V are read by one tile of each head.
   static constexpr bool kKeysReadOnce = kConsumerWarpgroups == 1;
+  // Tiles of which few rows hold a query: O is stored from registers, and the CTAs of a cluster may share a tile's
+  // keys.
+  static constexpr bool kFewRows = kConsumerWarpgroups == 1;
+  static constexpr int kMergeRows = kMostMergeRows;
 
   template <int kColumns>
   using AtomK = conditional_t<kColumns == 64, GMMA::Layout_K_SW128_Atom<Element>, GMMA::Layout_K_SW64_Atom<Element>>;
@@ -92,7 +96,8 @@ struct AttentionTraits {
   static constexpr int kBytesV = kKeys * kHeadDimV * sizeof(Element);
 
   static constexpr int kSharedLimit = 228 * 1024 / kTile.per_sm - 1024;
-  static constexpr int kBarrierBytes = 1024;  // and work items
+  static constexpr int kPartsLse = kFewRows ? kMostCluster * kMergeRows : 1;
+  static constexpr int kBarrierBytes = 1024 + kPartsLse * 4;  // and work items
   // How many items the scheduler is ahead. Items of one query are short; where CTAs draw their tiles, each one ahead is
   // one that no other CTA can take.
   static constexpr int kWorkSlots = kConsumerWarpgroups == 1 ? 4 : 2;
@@ -110,6 +115,9 @@ struct AttentionTraits {
     uint64_t full[kStages];    // a block of K or V can be read
     uint64_t empty[kStages];   // every consumer warp is done with it
     uint64_t landed[kStages];  // a block of V has arrived, but some of its rows are still to be hidden
+    uint64_t parts_full;       // all CTAs of the cluster have sent their parts of this one's columns
+    uint64_t parts_empty;      // and have merged theirs
+    float parts_lse[kPartsLse];
     TileWork work[kWorkSlots];
     alignas(8) char source[sizeof(WorkSource)];  // the scheduler warp's state
     uint64_t work_full[kWorkSlots];
@@ -127,6 +135,8 @@ struct AttentionTraits {
   static constexpr int kSharedBytes = sizeof(SharedStorage);
   static_assert(kSharedBytes <= kSharedLimit, "tile does not fit in shared memory");
   static_assert(kOwnOutputBuffer || kHeadDimV <= kHeadDim, "O does not fit in the place of Q");
+  static_assert(!kFewRows || (kOwnOutputBuffer && kMergeRows * sizeof(float) <= kSlabRows * sizeof(Element)),
+                "other CTAs write their parts while this one still reads Q");
   static_assert(kTile.rows % kSlabRows == 0 && kConsumerWarpgroups >= 1 && kConsumerWarpgroups <= 3);
   static_assert(kStages >= 4, "K n-1 and V n are in flight while K n and V n+1 are read");
 };

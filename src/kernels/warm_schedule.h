@@ -1,6 +1,7 @@
 // Brings the schedule and the lengths near, before a warp looks for its work in them.
 #pragma once
 
+#include "kernels/params.h"
 #include "kernels/schedule.h"
 #include "kernels/sequences.h"
 
@@ -15,6 +16,11 @@ __device__ __forceinline__ void warm(int const* numbers, int count) {
     [[maybe_unused]] int unused;  // nothing waits for it
     asm volatile("ld.global.ca.s32 %0, [%1];" : "=r"(unused) : "l"(numbers + i));
   }
+}
+
+// The pages of a sequence.
+__device__ __forceinline__ void warm_pages(PageParams const& pages, int batch) {
+  if (pages.table != nullptr) { warm(pages.table + batch * pages.stride, pages.width); }
 }
 
 // What finding work reads: the schedule and the lengths.

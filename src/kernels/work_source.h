@@ -69,6 +69,34 @@ class DenseWorkSource {
   TileScheduler scheduler_;
 };
 
+// Of a grid with one cluster for each sequence and head group: its tile, which the CTAs of the cluster share. Sequences
+// with more queries than a tile holds give it more tiles.
+class ClusterWorkSource {
+ public:
+  HA_HOST_DEVICE ClusterWorkSource(AttentionParams const& params, int cta) : params_(params) {
+    ClusterParams const& cluster = params.cluster;
+    int const batch = cluster.sequence(cta);
+    int const within = cta - batch * cluster.ctas_of_sequence.divisor;
+    int const head = cluster.ctas_of_tile.quotient(within);
+    int const rank = within - head * cluster.size;
+    item_ = {.place = batch, .head = head, .first = rank, .last = rank + 1, .units = cluster.size};
+    sequence_ = sequence_at(params.sequences, batch);
+  }
+
+  template <class Draw>
+  HA_HOST_DEVICE void next(WorkItem& item, Sequence& sequence, Draw /*draw*/) {
+    item = item_;
+    sequence = sequence_;
+    if (item_.m > 0 && item_.m * params_.packing.queries_per_slab >= sequence_.len.q) { item.place = -1; }
+    ++item_.m;
+  }
+
+ private:
+  AttentionParams const& params_;
+  WorkItem item_;
+  Sequence sequence_;
+};
+
 class WorkSource {
  public:
   HA_HOST_DEVICE WorkSource(AttentionParams const& params, int slabs)
