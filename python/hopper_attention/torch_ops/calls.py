@@ -49,18 +49,15 @@ _CONVERT: dict[str, Callable[[str, Any], Any]] = {
 }
 
 
-class _Parameters:
-    """Of a public function: (name, default, conversion to the operator's type; None for tensors), in order and by name."""
-
-    def __init__(self, function: Callable):
-        self.in_order = tuple(
-            (p.name, p.default, _CONVERT.get(TYPES.get(p.name, "Tensor")))
-            for p in inspect.signature(function).parameters.values()
-        )
-        self.by_name = {parameter[0]: parameter for parameter in self.in_order}
+def _parameters(function: Callable) -> dict[str, tuple[Any, Callable[[str, Any], Any] | None]]:
+    """Name -> (default, conversion to the operator's type; None for tensors) of a public function, in order."""
+    return {
+        p.name: (p.default, _CONVERT.get(TYPES.get(p.name, "Tensor")))
+        for p in inspect.signature(function).parameters.values()
+    }
 
 
-_PARAMETERS = {name: _Parameters(getattr(interface, name)) for name in FUNCTIONS}
+_PARAMETERS = {name: _parameters(getattr(interface, name)) for name in FUNCTIONS}
 
 
 def given_arguments(function: str, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -69,24 +66,19 @@ def given_arguments(function: str, args: tuple, kwargs: dict[str, Any]) -> dict[
     Raises NotImplementedError if grad mode is on and a tensor requires grad, TypeError for values of the wrong type.
     """
     parameters = _PARAMETERS[function]
+    grad = torch.is_grad_enabled()
     given: dict[str, Any] = {}
-    for parameter, value in zip(parameters.in_order, args, strict=False):
-        if value is not None and value is not parameter[1]:
-            _give(given, parameter, value)
-    for name, value in kwargs.items():
-        if value is not None and value is not parameters.by_name[name][1]:
-            _give(given, parameters.by_name[name], value)
+    for name, value in (*zip(parameters, args, strict=False), *kwargs.items()):
+        default, convert = parameters[name]
+        if value is None or value is default:
+            continue
+        if convert is not None:
+            value = convert(name, value)
+            if value is None or value == default:
+                continue
+        elif grad and isinstance(value, torch.Tensor) and value.requires_grad:
+            raise NotImplementedError(
+                f"{name}: requires grad, but this is forward only; call under torch.inference_mode() or detach it"
+            )
+        given[name] = value
     return given
-
-
-def _give(given: dict[str, Any], parameter: tuple, value: Any) -> None:
-    name, default, convert = parameter
-    if convert is not None:
-        value = convert(name, value)
-        if value is None or value == default:
-            return
-    elif isinstance(value, torch.Tensor) and value.requires_grad and torch.is_grad_enabled():
-        raise NotImplementedError(
-            f"{name}: requires grad, but this is forward only; call under torch.inference_mode() or detach it"
-        )
-    given[name] = value
