@@ -58,6 +58,14 @@ def find_cuobjdump() -> str:
     raise RuntimeError("cuobjdump: not found in CUOBJDUMP, on PATH or in the triton package")
 
 
+def missing() -> str:
+    try:
+        find_cuobjdump()
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
 def dump(cuobjdump: str, option: str, library: Path) -> Iterable[str]:
     """The lines that it prints; nvdisasm is looked for beside it."""
     path = os.pathsep.join([str(Path(cuobjdump).parent), os.environ.get("PATH", "")])

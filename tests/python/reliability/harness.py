@@ -9,6 +9,7 @@ A section is a module of this folder:
     PARTS = 4            # processes that share the cases
     SILENCE = 120        # optional: seconds without a sign of life after which a part counts as hung (default 120)
     def run(budget: Budget) -> dict
+    def missing() -> str  # optional: what this machine lacks; "" if it can run the section
 
 `run` returns {"cases": how many were run, "failures": texts, each with the way to see it again, "figures": {name: value}}.
 "count", if it is there, replaces how many cases there should be. Figures of several parts are merged: whole numbers add up, fractions give the largest, texts the first; a name that starts

@@ -18,7 +18,7 @@ from reliability.harness import Budget, Failures, result
 TITLE = "Random calls of all functions with all features against float64"
 NEEDS = "gpu"
 COUNT = 5000
-SECONDS = 240
+SECONDS = 400
 PARTS = 4
 
 # Of ten calls: dense, varlen or paged or cache, a cache that is appended to, results that are merged.

@@ -14,7 +14,7 @@ NEEDS = "gpu"
 COUNT = len(wrong_calls.every())
 SECONDS = 90
 PARTS = 4
-SILENCE = 30
+SILENCE = 60
 
 
 def run(budget: Budget) -> dict:
