@@ -8,6 +8,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import hopper_attention
 
 
@@ -76,49 +78,65 @@ def flash_attn_with_kvcache(
     Returns out, with return_softmax_lse (out, softmax_lse, empty, empty), as sgl_kernel does. Raises
     NotImplementedError for what only FlashAttention-4 has, and for only_qv.
     """
-    _refuse(
-        only_qv=only_qv or None,
-        score_mod=score_mod,
-        aux_tensors=aux_tensors,
-        sfq=sfq,
-        sfk=sfk,
-        sfv=sfv,
-        rel_bias=rel_bias,
-        rel_bias_prep_cache=rel_bias_prep_cache,
-        mask_mod=mask_mod,
-        ver=None if ver == 3 else ver,
-    )
-    result = hopper_attention.flash_attn_with_kvcache(
+    if (
+        only_qv
+        or ver != 3
+        or not (score_mod is aux_tensors is sfq is sfk is sfv is rel_bias is rel_bias_prep_cache is mask_mod is None)
+    ):
+        _refuse(
+            only_qv=only_qv or None,
+            score_mod=score_mod,
+            aux_tensors=aux_tensors,
+            sfq=sfq,
+            sfk=sfk,
+            sfv=sfv,
+            rel_bias=rel_bias,
+            rel_bias_prep_cache=rel_bias_prep_cache,
+            mask_mod=mask_mod,
+            ver=None if ver == 3 else ver,
+        )
+    attend = hopper_attention.flash_attn_with_kvcache
+    # What SGLang passes in every layer goes by itself: beyond 30 values, a keyword counting twice, Python makes a list
+    # and a dict of them, which costs 1 us.
+    if (
+        not (k is v is qv is rotary_cos is rotary_sin is rotary_seqlens is cu_seqlens_k_new is None)
+        or not (cache_batch_idx is cache_leftpad is q_descale is k_descale is v_descale is None)
+        or attention_chunk
+        or sm_margin
+    ):
+        attend = partial(
+            attend,
+            k=k,
+            v=v,
+            qv=qv,
+            rotary_cos=rotary_cos,
+            rotary_sin=rotary_sin,
+            cache_batch_idx=cache_batch_idx,
+            cache_leftpad=cache_leftpad,
+            cu_seqlens_k_new=cu_seqlens_k_new,
+            rotary_seqlens=rotary_seqlens,
+            q_descale=q_descale,
+            k_descale=k_descale,
+            v_descale=v_descale,
+            attention_chunk=attention_chunk,
+            rotary_interleaved=rotary_interleaved,
+            sm_margin=sm_margin,
+        )
+    result = attend(
         q,
         k_cache,
         v_cache,
-        k,
-        v,
-        qv,
-        rotary_cos,
-        rotary_sin,
-        cache_seqlens,
-        cache_batch_idx,
-        cache_leftpad,
-        page_table,
-        cu_seqlens_q,
-        cu_seqlens_k_new,
-        max_seqlen_q,
-        rotary_seqlens,
-        q_descale,
-        k_descale,
-        v_descale,
-        softmax_scale,
-        causal,
-        window_size,
-        attention_chunk,
-        softcap,
-        rotary_interleaved,
-        scheduler_metadata,
-        num_splits,
-        pack_gqa,
-        sm_margin,
-        return_softmax_lse,
+        cache_seqlens=cache_seqlens,
+        page_table=page_table,
+        cu_seqlens_q=cu_seqlens_q,
+        max_seqlen_q=max_seqlen_q,
+        softmax_scale=softmax_scale,
+        causal=causal,
+        window_size=window_size,
+        softcap=softcap,
+        scheduler_metadata=scheduler_metadata,
+        num_splits=num_splits,
+        return_softmax_lse=return_softmax_lse,
         s_aux=sinks,
         out=out,
     )

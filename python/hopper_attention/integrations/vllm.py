@@ -11,7 +11,7 @@ The functions have the signatures of vllm.vllm_flash_attn (0.33). With VLLM_BATC
 from __future__ import annotations
 
 import os
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import hopper_attention
 
@@ -83,19 +83,36 @@ def flash_attn_varlen_func(
         raise ValueError(
             "cu_seqlens_k, seqused_k: one of them is needed, found " + ("none" if seqused_k is None else "both")
         )
-    _refuse(
-        dropout_p=dropout_p or None,
-        alibi_slopes=alibi_slopes,
-        output_scale=output_scale,
-        mask_mod=mask_mod,
-        block_sparse_tensors=block_sparse_tensors,
-        aux_tensors=aux_tensors,
-        aux_tensor_leading_dims=aux_tensor_leading_dims,
-        dynamic_causal=dynamic_causal,
-        gather_kv_indices=gather_kv_indices,
-        gather_kv_valid_length=gather_kv_valid_length,
-    )
-    return hopper_attention.flash_attn_varlen_func(
+    if (
+        dropout_p
+        or alibi_slopes is not None
+        or output_scale is not None
+        or mask_mod is not None
+        or block_sparse_tensors is not None
+        or aux_tensors is not None
+        or aux_tensor_leading_dims is not None
+        or dynamic_causal is not None
+        or gather_kv_indices is not None
+        or gather_kv_valid_length is not None
+    ):
+        _refuse(
+            dropout_p=dropout_p or None,
+            alibi_slopes=alibi_slopes,
+            output_scale=output_scale,
+            mask_mod=mask_mod,
+            block_sparse_tensors=block_sparse_tensors,
+            aux_tensors=aux_tensors,
+            aux_tensor_leading_dims=aux_tensor_leading_dims,
+            dynamic_causal=dynamic_causal,
+            gather_kv_indices=gather_kv_indices,
+            gather_kv_valid_length=gather_kv_valid_length,
+        )
+    attend = hopper_attention.flash_attn_varlen_func
+    if cp_world_size != 1 or cp_rank != 0:
+        attend = partial(attend, cp_world_size=cp_world_size, cp_rank=cp_rank, cp_tot_seqused_k=cp_tot_seqused_k)
+    if batch_invariant():
+        attend = partial(attend, batch_invariant=True)
+    return attend(
         q,
         k,
         v,
@@ -115,16 +132,11 @@ def flash_attn_varlen_func(
         0,
         softcap,
         num_splits,
-        deterministic=deterministic,
         return_attn_probs=return_softmax_lse,
         page_table=block_table,
         scheduler_metadata=scheduler_metadata,
         s_aux=s_aux,
         out=out,
-        cp_world_size=cp_world_size,
-        cp_rank=cp_rank,
-        cp_tot_seqused_k=cp_tot_seqused_k,
-        batch_invariant=batch_invariant(),
     )
 
 
