@@ -130,7 +130,9 @@ def test_vllm_batch_invariant(setting, invariant, monkeypatch):
     vllm.batch_invariant.cache_clear()
     given = []
     for name in ("flash_attn_varlen_func", "get_scheduler_metadata"):
-        monkeypatch.setattr(hopper_attention, name, lambda *args, **kwargs: given.append(kwargs.get("batch_invariant", False)))
+        monkeypatch.setattr(
+            hopper_attention, name, lambda *args, **kwargs: given.append(kwargs.get("batch_invariant", False))
+        )
     p = paged()
     vllm.flash_attn_varlen_func(p["q"], p["k"], p["v"], 4, p["cu_seqlens_q"], 32, seqused_k=p["lengths"])
     vllm.get_scheduler_metadata(2, 4, 32, 4, 2, 16, p["lengths"])
