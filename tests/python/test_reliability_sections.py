@@ -30,7 +30,7 @@ from reliability import (  # noqa: E402
 from reliability.harness import Budget  # noqa: E402
 
 SECTIONS = {
-    poison: 12,
+    poison: 13,
     reruns: 20,
     batch_invariance: 10,
     graphs: 8,

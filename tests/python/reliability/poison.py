@@ -3,17 +3,20 @@
 Each case runs twice. Clean: zeros in all that is unused. Poisoned: NaN, infinity or garbage in rows of q of no sequence,
 rows past the lengths, keys that no query of their sequence sees (before windows, after the diagonal, of sequences
 without queries), pages of nobody, gaps of strides, the workspace and `out`; ids far out of range in unused slots of the
-page table and, in every second case, in slots of pages that no query sees. Results must have the same bits; rows of no
-sequence keep their poison, the bands around out, LSE, workspace and metadata and all inputs their bytes.
+page table and, in every second case, in slots of pages that no query sees; slots of a cache that keys are appended to;
+parts without keys that are merged. Results must have the same bits; rows of no sequence and slots of no key keep their
+poison, the bands around out, LSE, workspace and metadata and all inputs their bytes.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import random
 from typing import Any
 
 import torch
 
+import hopper_attention
 from gpu import batches, support
 from gpu.batches import LSE_POISON, POISON_BITS, POISONS, Batch, Made, int64
 from gpu.layouts import surrounded
@@ -32,35 +35,48 @@ PARTS = 2
 
 KINDS = ("nan", "inf", "garbage")
 JUNK_IDS = (batches.UNUSED_SLOT, -1, -(2**31), 2**31 - 1)
-DENSE_EVERY = 5  # every fifth case is a call of flash_attn_func
+# Of ten cases two call flash_attn_func, one appends, and one in twenty merges; the others are random batches.
+DENSE, APPENDS, MERGES = (4, 9), 6, 12
 SMALL = 1 << 14  # scores and elements of K of a case on the CPU
 
 
 def run(budget: Budget) -> dict[str, Any]:
-    failures, counts = Failures(), {"guarded_workspaces": 0, "poisoned_keys": 0, "dense_cases": 0}
-    cases, arena = 0, Arena(0xA5, 16 << 20)
+    failures, cases, arena = Failures(), 0, Arena(0xA5, 16 << 20)
+    counts = {"guarded_workspaces": 0, "poisoned_keys": 0, "dense_cases": 0, "appends": 0, "merges": 0}
     for number in budget.numbers():
         cases += 1
-        dense = number % DENSE_EVERY == DENSE_EVERY - 1 and bool(support.MAIN)
-        seed = budget.seed + number
-        line = ""
         try:
-            if dense:
-                counts["dense_cases"] += 1
-                case = dense_case(seed)
-                line = case.line()
-                problem = dense_problem(case, KINDS[number % 3], arena)
-            else:
-                batch = batch_of(seed)
-                line = batch.line()
-                problem = batch_problem(batch, KINDS[number % 3], number % 2 == 0, arena, counts)
+            problem = problem_of(number, budget.seed + number, arena, counts)
         except Exception as error:
             problem = f"{type(error).__name__}: {error}"
         if problem:
-            failures.add(f"case {number}: {problem}\n{line}")
+            failures.add(f"case {number}: {problem}\n{reproduction(number, budget.seed + number)}")
     if batches.has_schedules() and cases > 50 and not counts["guarded_workspaces"]:
         failures.add("no workspace was seen: nothing guards what the library allocates")
     return result(cases, failures, **counts)
+
+
+def problem_of(number: int, seed: int, arena: Arena, counts: dict[str, int]) -> str:
+    """ "" or what was found."""
+    kind = KINDS[number % 3]
+    if number % 10 in DENSE and support.MAIN:
+        counts["dense_cases"] += 1
+        return dense_problem(dense_case(seed), kind, arena)
+    if number % 10 == APPENDS:
+        counts["appends"] += 1
+        return append_problem(seed, kind, arena)
+    if number % 20 == MERGES:
+        counts["merges"] += 1
+        return merge_problem(seed, kind, arena)
+    return batch_problem(batch_of(seed), kind, number % 2 == 0, arena, counts)
+
+
+def reproduction(number: int, seed: int) -> str:
+    return (
+        'reproduce: PYTHONPATH="tests/python:$PYTHONPATH" python -c "import collections; '
+        "from reliability.poison import *; "
+        f'print(problem_of({number}, {seed}, Arena(0xA5), collections.Counter()))"'
+    )
 
 
 def batch_of(seed: int) -> Batch:
@@ -174,6 +190,94 @@ def dense_problem(case: Case, kind: str, arena: Arena) -> str:
     for name, x in before.items():
         answers[f"elements of the input {name} were changed"] = different(dirty[name], x)
     return said(answers)
+
+
+def append_problem(seed: int, kind: str, arena: Arena) -> str:
+    """A cache call that appends, among poison: "" or what was found."""
+    r = random.Random(seed)
+    new, size, most = r.randint(1, 4), r.choice((1, 3, 8, 33)), 900 if support.DEVICE == "cuda" else 30
+    keys = r.choice(("paged", "paged", "dense"))
+    batch = batches.main_dims(
+        Batch(
+            f"{new} keys appended among poison",
+            (r.choice((1, 1, new)),) * size,
+            tuple(new + r.choice((0, 1, 15, 16, r.randint(1, most))) for _ in range(size)),
+            call="cache",
+            dense_q=True,
+            keys=keys,
+            page_size=r.choice((1, 4, 16, 24, 128)),
+            extra_k=5 if keys == "dense" else 0,
+            heads_q=8,
+            heads_k=r.choice((1, 2, 8)),
+            dtype=r.choice(("bf16", "fp16")),
+            causal=True,
+            num_splits=r.choice((0, 1, 7)),
+            seed=seed,
+        )
+    )
+    clean, dirty = (batches.make(batch.but(poison=poison)) for poison in ("zero", kind))
+    wanted_cache = dirty.k.clone(), dirty.v.clone()
+    last = dirty.k_starts[:, None] + dirty.k_lengths[:, None] - new + torch.arange(new, device=support.DEVICE)
+    given = {
+        "k": dirty.truth_k[last],
+        "v": dirty.truth_v[last],
+        "cache_seqlens": (dirty.k_lengths - new).to(torch.int32),
+    }
+    for made, value in ((clean, 0.0), (dirty, POISONS[kind])):
+        for name in ("k", "v"):
+            batches.put_rows(getattr(made, name), made.slots[last.flatten()], value)
+    with watched(inside=0):
+        expected = batches.attend(clean, **given)
+    before = {name: x.clone() for name, x in inputs_of(dirty).items() if name not in "kv"}
+    results = batches.new_results(dirty)
+    arena.clear(*results)
+    results = tuple(arena.take(x) for x in results)
+    with watched(inside=0xFF) as allocations:
+        batches.attend(dirty, results, **given)
+    answers = {
+        "elements of out differ from the clean run": different(results[0], expected[0]),
+        "elements of LSE differ from the clean run": different(results[1], expected[1]),
+        "elements of the cache of k are wrong": different(dirty.k, wanted_cache[0]),
+        "elements of the cache of v are wrong": different(dirty.v, wanted_cache[1]),
+        "bytes beside out and LSE were written": arena.broken(),
+        "bytes beside the workspace were written": allocations.broken(),
+    }
+    for name, x in before.items():
+        answers[f"elements of the input {name} were changed"] = different(inputs_of(dirty)[name], x)
+    return said(answers)
+
+
+def merge_problem(seed: int, kind: str, arena: Arena) -> str:
+    """combine of parts of which some have no keys and hold poison: "" or what was found."""
+    r = random.Random(seed)
+    generator = torch.Generator(support.DEVICE).manual_seed(seed)
+    parts, rows, columns = (
+        r.choice((1, 2, 7, 40)),
+        (r.randint(1, 3), r.randint(1, 70), r.randint(1, 9)),
+        8 * r.randint(1, 32),
+    )
+    dtype = r.choice((torch.float32, torch.bfloat16, torch.float16))
+    out = torch.randn(parts, *rows, columns, generator=generator, device=support.DEVICE)
+    lse = torch.randn(parts, *rows, generator=generator, device=support.DEVICE)
+    dead = torch.rand(lse.shape, generator=generator, device=support.DEVICE) < 0.3
+    lse = torch.where(dead, r.choice((-torch.inf, torch.inf)), lse)
+    clean, dirty = (torch.where(dead[..., None], value, out) for value in (0.0, POISONS[kind]))
+    expected = hopper_attention.flash_attn_combine(clean, lse, out_dtype=dtype)
+    before = dirty.clone(), lse.clone()
+    arena.clear(expected[0])
+    place = arena.room(tuple(expected[0].shape), dtype)
+    with watched(inside=0xFF) as allocations:
+        found = hopper_attention.flash_attn_combine(dirty, lse, out=place)
+    return said(
+        {
+            "elements of out differ from the clean run": different(found[0], expected[0]),
+            "elements of LSE differ from the clean run": different(found[1], expected[1]),
+            "bytes beside out were written": arena.broken(),
+            "bytes beside the LSE were written": allocations.broken(),
+            "elements of out_partial were changed": different(dirty, before[0]),
+            "elements of lse_partial were changed": different(lse, before[1]),
+        }
+    )
 
 
 def said(answers: dict[str, torch.Tensor]) -> str:
