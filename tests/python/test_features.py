@@ -68,7 +68,6 @@ def test_every_pair_is_a_right_call(number, monkeypatch):
 
     monkeypatch.setattr(support, "DEVICE", "cpu")
     monkeypatch.setattr(support, "WORST", support.Worst())
-    monkeypatch.setattr(batches, "supported", lambda batch: True)  # the reference runs all
     problem = test_pairs.problem_of(number, ROWS[number], number, batches.Pool())
     assert not problem, problem
     assert support.WORST.judged == 1

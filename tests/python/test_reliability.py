@@ -68,6 +68,7 @@ SECTIONS = {
     "raises": "raise KeyError('no such thing')",
     "dies": "import os, signal; print('last words', flush=True); os.kill(os.getpid(), signal.SIGKILL)",
     "hangs": "import time; time.sleep(600)",
+    "idle": "return result(0)",
 }
 
 
@@ -115,7 +116,7 @@ def test_a_section_that_passes(runner):
 @pytest.mark.parametrize(
     ("name", "said"),
     [("wrong", "two is wrong"), ("raises", "no such thing"), ("dies", "ended with status -9\nlast words"),
-     ("hangs", "no sign of life for 3 s")],
+     ("hangs", "no sign of life for 3 s"), ("idle", "ran nothing")],
 )  # fmt: skip
 def test_sections_that_fail(runner, name, said):
     began = time.monotonic()

@@ -171,9 +171,14 @@ def judge(call: Call, pool: batches.Pool) -> tuple[batches.Judged, str]:
     return judged, problem
 
 
+def can_run(batch: Batch) -> bool:
+    """Whether this build has the kernel; the reference runs all."""
+    return support.DEVICE != "cuda" or batches.supported(batch)
+
+
 def problem_of(number: int, row: dict[str, str], seed: int, pool: batches.Pool) -> str:
     call = call_of(row, seed)
-    if not batches.supported(call.batch):
+    if not can_run(call.batch):
         return ""  # not in this build
     try:
         judged, problem = judge(call, pool)

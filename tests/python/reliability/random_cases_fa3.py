@@ -43,7 +43,8 @@ def can_run(given: Case | Batch) -> bool:
         return False
     if isinstance(given, Case):
         return True
-    return given.call == "varlen" and given.cp_world == 1 and not given.extra_q and not given.extra_k and given.size > 0
+    fits = given.call == "varlen" and given.cp_world == 1 and not given.extra_q and not given.extra_k
+    return fits and max(given.q_lengths, default=0) > 0
 
 
 def window_of(given: Case | Batch) -> dict[str, Any]:
