@@ -90,6 +90,25 @@ std::vector<Case> make() {
             c.heads_k = 1;
             c.batch_invariant = true;
           }),
+      but(decode("decode: no cluster, pages of 16, splits", {700, 1, 17, 0}, 16), [](Case& c) { c.clusters = false; }),
+      but(decode("decode: no cluster, pages of 1, metadata", {500, 3}, 1),
+          [](Case& c) {
+            c.clusters = false;
+            c.metadata = true;
+          }),
+      but(decode("decode: no cluster, d 256, 7 splits", {400, 30}, 16),
+          [](Case& c) {
+            c.clusters = false;
+            c.head_dim = c.head_dim_v = 256;
+            c.num_splits = 7;
+          }),
+      but(decode("decode: more tiles than run at once, metadata", std::vector<int>(280, 3), 4),
+          [](Case& c) {
+            c.heads_q = 2;
+            c.heads_k = 1;
+            c.keys.front() = 900;
+            c.metadata = true;
+          }),
       but(decode("decode: 4 queries, d 64", {200, 70}, 16),
           [](Case& c) {
             c.queries = {4, 4};
@@ -106,7 +125,11 @@ std::vector<Case> make() {
             c.used = c.batch_idx = true;
             c.leftpad = 9;
           }),
-      but(decode("schedule: 70 sequences", std::vector<int>(70, 3), 4), [](Case& c) { c.heads_q = c.heads_k = 1; }),
+      but(decode("schedule: 70 sequences", std::vector<int>(70, 3), 4),
+          [](Case& c) {
+            c.heads_q = c.heads_k = 1;
+            c.metadata = true;
+          }),
       but(decode("schedule: 600 sequences", std::vector<int>(600, 2), 4), [](Case& c) { c.heads_q = c.heads_k = 1; }),
       but(decode("append: pages of 16", {90, 17, 3}, 16), [](Case& c) { c.append = 3; }),
       but(decode("append: pages of 1, rotary in halves", {90, 17, 3}, 1),

@@ -35,6 +35,7 @@ struct Case {
   bool lse = true;
   int cp_world = 1;
   int num_splits = 1;
+  bool clusters = true;  // thread blocks may share a tile of few queries and merge it among themselves
   bool metadata = false;
   bool batch_invariant = false;
   int append = 0;  // keys that each sequence appends

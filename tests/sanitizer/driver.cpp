@@ -19,6 +19,7 @@
 #include "hopper_attention/append.h"
 #include "hopper_attention/combine.h"
 #include "hopper_attention/forward.h"
+#include "hopper_attention/testing.h"
 #include "memory.h"
 #include "plants.h"
 
@@ -565,7 +566,10 @@ enum class Outcome { kRight, kWrong, kNotBuilt };
 Outcome run_case(Case const& c, Options const& options, cudaStream_t stream) {
   Memory memory(!options.plan);
   Call call(c, memory);
-  ha::Plan const plan = ha::plan(call.problem(), options.plan ? ha::device_info("H200") : ha::device_info(0));
+  ha::testing::ForcedPlan forced;
+  if (!c.clusters) { forced.cluster = -1; }
+  ha::Plan const plan =
+      ha::testing::plan_with(call.problem(), options.plan ? ha::device_info("H200") : ha::device_info(0), forced);
   if (!options.plan && !is_built(plan)) {
     std::printf("not built  %s\n", c.why.c_str());
     return Outcome::kNotBuilt;
@@ -579,10 +583,13 @@ Outcome run_case(Case const& c, Options const& options, cudaStream_t stream) {
       kernels.append("x").append(std::to_string(kernel.tile.keys));
       if (kernel.may_split) { kernels += " split"; }
     }
+    if (plan.cluster > 0) { kernels.append(" cluster of ").append(std::to_string(plan.cluster)); }
     std::printf("%-55s%s%s\n", c.why.c_str(), kernels.c_str(), plan.makes_schedule ? ", schedule" : "");
     return Outcome::kRight;
   }
+  ha::testing::force_plan(forced);
   call.run(stream);
+  ha::testing::force_plan(std::nullopt);
   std::string const wrong = call.verdict();
   std::printf("%s  %s%s%s\n", wrong.empty() ? "right" : "WRONG", c.why.c_str(), wrong.empty() ? "" : ": ",
               wrong.c_str());
