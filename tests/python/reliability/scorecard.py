@@ -53,13 +53,13 @@ ROWS = [
     Row("reruns", "The same call again under a memory hog and busy streams, bit by bit", "reruns"),
     Row("batch_invariance", "A sequence alone and among others, bit by bit", "sequences"),
     Row("graphs", "CUDA graphs replayed with other lengths, pages and padding equal eager calls bit by bit; no "
-                  "synchronisation, no allocation", "replays"),
+                  "synchronisation, no allocation", "graphs"),
     Row("threads", "Eight threads with streams of their own; a stream that waits for its producer", "calls"),
     Row("two_gpus", "Tensors on device 1 while device 0 is current; the current device is restored", "calls"),
     Row("big_tensors", "Over 2^31 elements and 2^32 bytes in a tensor, page id times stride over 2^31, batch 65,536",
         "calls"),
     Row("sanitizer", "compute-sanitizer: memcheck, racecheck, synccheck, initcheck, each shown to find a planted bug",
-        "runs"),
+        "cases of the four tools"),
     Row("soak", "Changing shapes, graphs and eager mixed, four streams, some judged against float64: no mismatch, no "
                 "hang, no growth of memory", "calls"),
     Row("binary_facts", "What the built library contains: warpgroup MMA in every attention kernel, no spills, one "
