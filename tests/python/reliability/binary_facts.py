@@ -6,16 +6,17 @@ the library is in its build tree, or HOPPER_ATTENTION_BUILD_DIR names that. A ca
 
 from __future__ import annotations
 
+import importlib.machinery
 import importlib.util
 import os
 import re
 import shutil
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 
 from reliability.harness import Budget, Failures, result
 from reliability.scorecard import ROOT
@@ -30,7 +31,6 @@ ARCHITECTURE = "sm_90a"
 ATTENTION = "attention_kernel"
 WARPGROUP_MMA, WAIT = "HGMMA", "ACQBULK"  # ACQBULK: griddepcontrol.wait of programmatic dependent launch
 LOCAL_MEMORY = {"LDL", "STL"}
-FORBIDDEN = re.compile(r"^(exit|_exit|_Exit|quick_exit|abort|__assert_fail|__assert)$")
 _ARCH = re.compile(r"^arch = (\S+)")
 _FUNCTION = re.compile(r"^\s*Function\s*:?\s*([A-Za-z_]\w*)\s*:?\s*$")
 _INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9]*)")
@@ -133,21 +133,25 @@ def faults_of_code(kernels: list[Kernel], resources: dict[str, tuple[int, int, i
     return found
 
 
+def figures_tool() -> ModuleType:
+    """tools/figures, which knows the symbols of a library and what ptxas says."""
+    loader = importlib.machinery.SourceFileLoader("figures", str(ROOT / "tools" / "figures"))
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader("figures", loader))
+    loader.exec_module(module)
+    return module
+
+
 def forbidden_imports(library: Path) -> list[str]:
     """Symbols that the library would take from others to end the process."""
-    command = ["nm", "-D", "--undefined-only", str(library)]
-    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    names = [line.split()[-1].split("@")[0] for line in printed.splitlines() if line.strip()]
-    return [name for name in names if FORBIDDEN.match(name)]
+    tool = figures_tool()
+    return [name for name in tool.symbols(library, "--undefined-only") if tool.FORBIDDEN.match(name)]
 
 
 def ptxas_reports(library: Path) -> list:
-    """What ptxas said of each kernel file, by cmake/ptxas_gate.py; empty where the build tree is not known."""
-    sys.path.insert(0, str(ROOT / "cmake"))
-    from ptxas_gate import read_report
-
+    """What ptxas said of each kernel file; empty where the build tree is not known."""
     build = Path(os.environ.get("HOPPER_ATTENTION_BUILD_DIR") or library.parents[2])
-    return [read_report(log.read_text(encoding="utf-8")) for log in sorted((build / "ptxas").glob("*.txt"))]
+    logs = sorted((build / "ptxas").glob("*.txt"))
+    return [figures_tool().read_report(log.read_text(encoding="utf-8")) for log in logs]
 
 
 def library_path() -> Path:
