@@ -232,7 +232,10 @@ TEST_CASE("check_call: raises what forward() raises, and starts nothing") {
     } catch (InvalidArgument const& error) { return error.what(); }
     return "";
   };
-  Arguments args = paged_call();
+  Arguments args = paged_call();  // with so many queries that a schedule has to be made
+  args.q = contiguous(1 * kMiB, DataType::kBFloat16, {500, 4, 64});
+  args.out = contiguous(4 * kMiB, DataType::kBFloat16, {500, 4, 64});
+  args.softmax_lse = {};
   args.num_splits = 0;
   CHECK_NOTHROW(check_call(args));  // a workspace that is not given may be allocated
   std::int64_t const needed = plan(validate(args), two_cards(0)).workspace_bytes;
