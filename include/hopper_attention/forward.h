@@ -121,6 +121,7 @@ struct Plan {
   bool listed = false;              // tiles come from the schedule of the step, not from their index alone
   int cluster = 0;                  // thread blocks that share each tile, one for each sequence and group of heads, and
                                     // merge in shared memory; 0: tiles are shared out in another way
+  bool starts_early = true;         // kernels are set up while the one before on the stream still runs
   bool makes_schedule = false;      // which has to be computed first
   bool fixed_splits = false;        // splits depend on a sequence alone (batch_invariant)
   bool forces_splits = false;       // by units also where whole tiles fill the grid

@@ -237,10 +237,15 @@ ScheduleParams schedule_params(Plan const& plan, KernelPlan const& kernel, Probl
   return p;
 }
 
+Packing packing_of(Plan const& plan, KernelPlan const& kernel) {
+  int const rows = rows_of_slab(kernel.tile);
+  return make_packing(plan.packed_heads, plan.cluster > 1 ? std::min(rows, kMostMergeRows) : rows);
+}
+
 AttentionParams attention_params(Plan const& plan, KernelPlan const& kernel, Problem const& problem,
                                  Arguments const& args, Workspace const& workspace, PartialParams const& partial) {
-  Packing const packing = make_packing(plan.packed_heads, plan.cluster > 1 ? kMostMergeRows : kSlabRows);
-  int const queries_per_tile = packing.queries_per_slab * (kernel.tile.rows / kSlabRows);
+  Packing const packing = packing_of(plan, kernel);
+  int const queries_per_tile = packing.queries_per_slab * slabs_of(kernel.tile);
   bool const longest_last = problem.mask.right != kUnlimited;
   // A tile of few queries brings no more than there are.
   int const queries_per_box = kernel.family == KernelFamily::kDecode
@@ -255,8 +260,11 @@ AttentionParams attention_params(Plan const& plan, KernelPlan const& kernel, Pro
   p.mask = problem.mask;
   p.listed = plan.listed;
   if (plan.cluster > 0) {
-    p.cluster = {plan.cluster, FastDivmod(plan.cluster),
-                 FastDivmod(plan.cluster * (problem.heads_q / plan.packed_heads))};
+    p.cluster = {.size = plan.cluster,
+                 .clusters = kernel.ctas / plan.cluster,
+                 .tiles = static_cast<int>(kernel.most_tiles),
+                 .ctas_of_tile = FastDivmod(plan.cluster),
+                 .tiles_of_sequence = FastDivmod(problem.heads_q / plan.packed_heads)};
   } else if (plan.listed) {
     p.schedule = schedule_params(plan, kernel, problem, workspace.metadata);
     p.sharing = problem.heads_q / problem.heads_k / plan.packed_heads;
@@ -318,8 +326,8 @@ void launch_combine(Plan const& plan, Problem const& problem, Arguments const& a
     SplitCombineTask& task = p.task[tasks++];
     task.schedule = schedule_params(plan, kernel, problem, workspace.metadata);
     task.partial = workspace.partial[i];
-    task.queries_per_slab = packing.queries_per_slab;
-    task.slabs = kernel.tile.rows / kSlabRows;
+    task.queries_per_slab = packing_of(plan, kernel).queries_per_slab;
+    task.slabs = slabs_of(kernel.tile);
     task.candidates = static_cast<int>(plan.fixed_splits ? kernel.most_tiles : kernel.partial_slots / 2 - 1);
     candidates += task.candidates;
     rows = std::max(rows, kernel.partial_rows);
@@ -355,12 +363,12 @@ void launch(Plan const& plan, Problem const& problem, Arguments const& args, Str
     KernelEntry const& entry = find_kernel(kernel.family, plan.dtype, kernel.tile);
     prepare_kernel(entry.function, entry.shared_bytes, args.q.device);
     AttentionParams params = attention_params(plan, kernel, problem, args, workspace, workspace.partial[i]);
-    params.wait_at_start = plan.makes_schedule && first;  // kernels after it start when it has waited
+    params.wait_at_start = first;  // kernels after it start when it has waited
     launch_kernel(entry.function,
                   {.grid = dim3(static_cast<unsigned>(kernel.ctas)),
                    .threads = entry.threads,
                    .shared_bytes = entry.shared_bytes,
-                   .start = first && !plan.makes_schedule ? Start::kAfter : Start::kOverlap,
+                   .start = plan.starts_early ? Start::kOverlap : Start::kAfter,
                    .cluster = std::max(1, plan.cluster)},
                   &params, stream, "the launch of the attention kernel failed");
     first = false;

@@ -29,9 +29,12 @@ constexpr std::int64_t kMaxTiles = std::int64_t{1} << 30;  // the scheduler coun
 constexpr double kPackingGain = 7.0 / 8.0;
 constexpr std::int64_t kTilesToCost = 1024;  // of a head; more are sampled
 
+// Tiles with fewer key blocks than this are alike enough to be taken in turn.
+constexpr int kMostBlocksOfShortTile = 4;
+
 // Of K and V that a decode tile, or the share of a thread block in it, may have to read so that no schedule is needed
-// to balance them: an SM reads about 80 GB/s, so this is what the longest sequence may cost among short ones, 25 us.
-constexpr std::int64_t kMostBytesOfShare = std::int64_t{2} << 20;
+// to balance them: an SM reads about 100 GB/s, so this is what the longest sequence may cost among short ones, 40 us.
+constexpr std::int64_t kMostBytesOfShare = std::int64_t{4} << 20;
 
 std::string text_of(MaskParams const& mask) {
   if (mask == MaskParams{}) { return "no mask"; }
@@ -133,13 +136,13 @@ class Planner {
 
   // Query blocks of a head.
   std::int64_t m_blocks(TileConfig const& tile, int packed_heads) const {
-    std::int64_t const queries_per_tile = std::int64_t{tile.rows / kSlabRows} * (kSlabRows / packed_heads);
+    std::int64_t const queries_per_tile = std::int64_t{slabs_of(tile)} * (rows_of_slab(tile) / packed_heads);
     return ceil_div<std::int64_t>(problem_.seqlen_q, queries_per_tile);
   }
 
   // Nanoseconds of an SM for the tile of query block m.
   int tile_ns(TileRow const& row, Packing const& packing, int m) const {
-    QueryRange const queries = query_range(packing, row.tile.rows / kSlabRows, m, problem_.seqlen_q);
+    QueryRange const queries = query_range(packing, slabs_of(row.tile), m, problem_.seqlen_q);
     BlockRange const range =
         block_range(problem_.mask, queries.first, queries.last, {problem_.seqlen_q, problem_.seqlen_k}, row.tile.keys);
     return range.blocks() * row.cost.block + row.cost.tile;
@@ -148,7 +151,7 @@ class Planner {
   // Microseconds of an SM for all heads of a sequence. Nothing of the batch or the card goes in: the bits of a result
   // must not depend on them.
   double sequence_us(TileRow const& row, int packed_heads) const {
-    Packing const packing = make_packing(packed_heads);
+    Packing const packing = make_packing(packed_heads, rows_of_slab(row.tile));
     std::int64_t const count = m_blocks(row.tile, packed_heads);
     std::int64_t const samples = std::min(count, kTilesToCost);
     double ns = 0;
@@ -160,7 +163,12 @@ class Planner {
   }
 
   // Few enough queries that one slab holds those of all heads of a K/V head.
-  bool decodes() const { return std::int64_t{problem_.seqlen_q} * scheduled_packing() <= kSlabRows; }
+  std::int64_t rows_of_sequence() const { return std::int64_t{problem_.seqlen_q} * scheduled_packing(); }
+  bool decodes() const { return rows_of_sequence() <= kSlabRows; }
+  // The tile of a sequence must not depend on the others where its bits must not.
+  TileUse decode_use() const {
+    return rows_of_sequence() <= kMostFewRows && !problem_.batch_invariant ? TileUse::kFewRows : TileUse::kDecode;
+  }
   int scheduled_packing() const { return hopper_attention::scheduled_packing(problem_.heads_q, problem_.heads_k); }
 
   int available_sms() const { return std::max(1, device_.sm_count - problem_.sm_margin); }
@@ -168,7 +176,7 @@ class Planner {
     return forced_.ctas > 0 ? forced_.ctas : available_sms() * tile.per_sm;
   }
 
-  static int threads_of(TileConfig const& tile) { return (tile.rows / kSlabRows + 1) * kWarpgroupThreads; }
+  static int threads_of(TileConfig const& tile) { return (slabs_of(tile) + 1) * kWarpgroupThreads; }
 
   TileRow const& tile_row(TileUse use) const {
     TileRow const* const row = find_tile(problem_.head_dim, problem_.head_dim_v, use);
@@ -198,26 +206,26 @@ class Planner {
   }
 
   // Thread blocks that share each tile, where there is one for each sequence and group of heads and all of them run at
-  // once; 0: a schedule is better. Sequences that are much longer than the others would leave most of the card idle,
-  // which is bounded by what a block may have to read.
+  // once or are short; 0: a schedule is better. Sequences that are much longer than the others would leave most of the
+  // card idle, which is bounded by what a block may have to read.
   int cluster_size() const {
     if (!decodes() || plan_.fixed_splits || forced_.num_splits >= 2 || forced_.ctas > 0 || forced_.cluster < 0) {
       return 0;
     }
-    TileConfig const tile = tile_row(TileUse::kDecode).tile;
+    TileConfig const tile = tile_row(decode_use()).tile;
     std::int64_t const tiles = std::int64_t{problem_.batch} * (problem_.heads_q / scheduled_packing());
-    int const rows = problem_.seqlen_q * scheduled_packing();
-    bool const may_share = problem_.num_splits != 1 && rows <= kMostMergeRows;
+    bool const may_share = problem_.num_splits != 1 && rows_of_sequence() <= kMostMergeRows;
     if (forced_.cluster > 0) {
-      require(may_share || forced_.cluster == 1, "cluster: ", rows, " rows are more than ", kMostMergeRows,
-              ", or num_splits is 1");
+      require(may_share || forced_.cluster == 1, "cluster: ", rows_of_sequence(), " rows are more than ",
+              kMostMergeRows, ", or num_splits is 1");
       return forced_.cluster;
     }
-    if (forced_.tile != TileConfig{} || tiles > most_ctas(tile)) { return 0; }
-    int const most = problem_.num_splits == 0 ? kMostCluster : std::min(kMostCluster, problem_.num_splits);
     std::int64_t const blocks = blocks_of_tile(tile);
+    if (forced_.tile != TileConfig{}) { return 0; }
+    if (tiles > most_ctas(tile)) { return blocks <= kMostBlocksOfShortTile ? 1 : 0; }
+    int const most = problem_.num_splits == 0 ? kMostCluster : std::min(kMostCluster, problem_.num_splits);
     int size = 1;
-    while (may_share && 2 * size <= most && size < blocks &&
+    while (may_share && 2 * size <= most && size < blocks && 9 * size * tiles < 4 * available_sms() &&
            2 * size * tiles <= most_ctas_in_clusters(tile, 2 * size)) {
       size *= 2;
     }
@@ -244,7 +252,10 @@ class Planner {
     explain_scheduled_packing();
     add_kernel(KernelFamily::kDecode, false);
     KernelPlan& kernel = plan_.kernels.back();
-    kernel.ctas = static_cast<int>(kernel.most_tiles * plan_.cluster);
+    int const most = most_ctas(kernel.tile);
+    kernel.ctas = plan_.cluster > 1 ? static_cast<int>(kernel.most_tiles * plan_.cluster) : std::min(kernel.ctas, most);
+    // Half of the clusters of the next call would wait for this one's to end, and then run on SMs with neighbours.
+    plan_.starts_early = plan_.cluster == 1 || 2 * kernel.ctas <= most_ctas_in_clusters(kernel.tile, plan_.cluster);
     plan_.num_splits = plan_.cluster;
     because("splits", plan_.cluster == 1
                           ? std::string("1: ") + (problem_.num_splits == 1 ? "as asked" : "one is enough")
@@ -257,7 +268,7 @@ class Planner {
     plan_.fixed_splits = problem_.batch_invariant;
     plan_.cluster = cluster_size();
     if (plan_.cluster > 0) {
-      because("schedule", "none: one tile for each sequence and group of heads, all at once");
+      because("schedule", "none: one tile for each sequence and group of heads, all at once or short");
       return;
     }
     char const* reason = nullptr;
@@ -290,7 +301,7 @@ class Planner {
 
   // For sequences that are all alike: what the kernels would decide.
   bool splitting_pays() const {
-    TileConfig const tile = tile_row(decodes() ? TileUse::kDecode : TileUse::kRagged).tile;
+    TileConfig const tile = tile_row(decodes() ? decode_use() : TileUse::kRagged).tile;
     ScheduleParams params;
     params.batch = problem_.batch;
     params.alike = work_of_sequence(tile);
@@ -328,18 +339,20 @@ class Planner {
 
   // More tiles than thread blocks, none of which can be long.
   bool whole_tiles_suffice() const {
-    TileConfig const tile = tile_row(TileUse::kDecode).tile;
+    TileConfig const tile = tile_row(decode_use()).tile;
     std::int64_t const tiles = std::int64_t{problem_.batch} * head_groups();
     return tiles > most_ctas(tile) && blocks_of_tile(tile) * bytes_of_block(tile) <= kMostBytesOfShare;
   }
 
   void add_kernel(KernelFamily family, bool may_split) {
     bool const decode = family == KernelFamily::kDecode;
-    TileUse const use = decode ? TileUse::kDecode : TileUse::kRagged;
+    TileUse const use = !decode ? TileUse::kRagged : decodes() ? decode_use() : TileUse::kDecode;
     TileRow const* row = &tile_row(use);
     char const* why = row->why;
     if (forced_.tile != TileConfig{}) {
-      row = forced_row([&](TileUse candidate) { return candidate == use; });
+      row = forced_row([&](TileUse candidate) {
+        return candidate == use || (candidate == TileUse::kDecode && use == TileUse::kFewRows);
+      });
       if (row == nullptr) { refuse_forced_tile(); }
       why = "forced";
     }
@@ -363,9 +376,8 @@ class Planner {
     kernel.ctas =
         static_cast<int>(std::min<std::int64_t>(kernel.ctas, may_split ? kernel.most_units : kernel.most_tiles));
     if (may_split) {
-      std::int64_t const rows_of_sequence = std::int64_t{problem_.seqlen_q} * plan_.packed_heads;
       kernel.partial_rows =
-          decode ? static_cast<int>(std::min<std::int64_t>(kSlabRows, rows_of_sequence)) : kernel.tile.rows;
+          decode ? static_cast<int>(std::min<std::int64_t>(kSlabRows, rows_of_sequence())) : kernel.tile.rows;
       // A block cuts at most two tiles.
       kernel.partial_slots = plan_.fixed_splits ? kernel.most_units : 2 * std::int64_t{kernel.ctas};
     }
@@ -424,7 +436,7 @@ class Planner {
       if (found == nullptr) { refuse_forced_tile(); }
       return {found};
     }
-    if (decodes()) { return {&tile_row(TileUse::kDecode)}; }
+    if (decodes()) { return {&tile_row(decode_use())}; }
     TileConfig const& first = tile_row(TileUse::kDense).tile;
     std::vector<TileRow const*> rows;
     for (TileRow const& row : kTiles) {
@@ -514,7 +526,7 @@ class Planner {
   std::int64_t l2_budget() const { return static_cast<std::int64_t>(kL2Share * static_cast<double>(device_.l2_bytes)); }
 
   std::vector<int> work_of_tiles() const {
-    Packing const packing = make_packing(plan_.packed_heads);
+    Packing const packing = make_packing(plan_.packed_heads, rows_of_slab(plan_.tile));
     std::vector<int> work;
     for (int m = 0; m < m_blocks(plan_.tile, plan_.packed_heads); ++m) { work.push_back(tile_ns(*cost_, packing, m)); }
     return work;

@@ -10,6 +10,7 @@
 #include "kernels/gather_loader.h"
 #include "kernels/mainloop.h"
 #include "kernels/params.h"
+#include "kernels/swapped_mainloop.h"
 #include "kernels/tile_work.h"
 #include "kernels/tma_loader.h"
 #include "kernels/traits.h"
@@ -24,7 +25,7 @@ enum class ProducerWarp { kKeysValues = 0, kQueries = 1, kValues = 2, kSchedule 
 // Whether the CTAs of a cluster share a tile.
 template <class Traits>
 __device__ __forceinline__ bool shares_tiles(AttentionParams const& params) {
-  return Traits::kFewRows && params.cluster.size > 1;
+  return Traits::kDecode && params.cluster.size > 1;
 }
 
 template <class Traits>
@@ -44,7 +45,7 @@ __device__ __forceinline__ void setup_barriers(typename Traits::SharedStorage& s
     init_barrier(shared.work_full[s], 1);
     init_barrier(shared.work_empty[s], kReadersOfWork);
   }
-  if constexpr (Traits::kFewRows) {
+  if constexpr (Traits::kDecode) {
     init_barrier(shared.parts_full, 1);
     init_barrier(shared.parts_empty, max_of(1, cluster));
   }
@@ -91,7 +92,7 @@ __device__ __forceinline__ void schedule(AttentionParams const& params, typename
     }
     return __shfl_sync(0xffffffff, index, 0);
   };
-  if (Traits::kFewRows && params.cluster.on()) {
+  if (Traits::kDecode && params.cluster.on()) {
     ClusterWorkSource source(params, blockIdx.x);
     publish<Traits>(params, shared, source, draw);
   } else if (!Traits::kScheduled || !params.listed) {
@@ -124,8 +125,8 @@ template <class Traits>
 __device__ __forceinline__ void produce(AttentionParams const& params, typename Traits::SharedStorage& shared) {
   TmaLoader<Traits> const loader{params.load, shared, static_cast<int>(threadIdx.x % 32)};
   auto const warp = static_cast<ProducerWarp>(cutlass::canonical_warp_idx_sync());
-  if (Traits::kFewRows && params.cluster.on() && (warp == ProducerWarp::kKeysValues || warp == ProducerWarp::kValues)) {
-    warm_pages(params.load.pages, params.cluster.sequence(blockIdx.x));
+  if (Traits::kDecode && params.cluster.on() && (warp == ProducerWarp::kKeysValues || warp == ProducerWarp::kValues)) {
+    warm_pages(params.load.pages, params.cluster.sequence(params.cluster.first_tile(blockIdx.x)));
   }
   GatherLoader<Traits> const gather{params.load, shared, loader.lane};
   bool const gathered = Traits::kScheduled && params.load.pages.gathered();
@@ -164,6 +165,31 @@ __device__ __forceinline__ void produce(AttentionParams const& params, typename 
   }
 }
 
+// Tiles of at most 16 rows.
+template <class Traits>
+__device__ __forceinline__ void consume_swapped(AttentionParams const& params, typename Traits::SharedStorage& shared) {
+  int const thread = threadIdx.x % cutlass::NumThreadsPerWarpGroup;
+  SwappedMainloop<Traits> mainloop(params, shared, thread);
+  SwappedEpilogue<Traits> const epilogue{params, thread};
+  ClusterMerge<Traits> merge(params, shared, thread);
+  RingState<Traits::kStages> read;
+  uint32_t q_phase = 0;
+  for_each_work<Traits>(shared, [&](TileWork const& work) __attribute__((always_inline)) {
+    wait_barrier(shared.q_full[0], q_phase);
+    q_phase ^= 1;
+    mainloop.mma(work, read, [&]() {
+      sync_warpgroup(0);
+      if (thread == 0) { arrive_barrier(shared.q_empty[0]); }
+    });
+    if (shares_tiles<Traits>(params)) {
+      merge(work, [&](int rows) { epilogue.send(merge, mainloop, rows); });
+    } else {
+      epilogue.store(work, mainloop);
+    }
+  });
+  if (shares_tiles<Traits>(params)) { merge.finish(); }
+}
+
 template <class Traits>
 __device__ __forceinline__ void consume(AttentionParams const& params, typename Traits::SharedStorage& shared) {
   int const warpgroup = cutlass::canonical_warp_group_idx() - 1;
@@ -196,9 +222,9 @@ __device__ __forceinline__ void consume(AttentionParams const& params, typename 
       clear(tOrO);
       after_scores();
     }
-    if constexpr (Traits::kFewRows) {
+    if constexpr (Traits::kDecode) {
       if (shares_tiles<Traits>(params)) {
-        merge(work, softmax, tOrO);
+        merge(work, [&](int row_count) { epilogue.send(merge, softmax, tOrO, row_count); });
         return;
       }
     }
@@ -209,7 +235,7 @@ __device__ __forceinline__ void consume(AttentionParams const& params, typename 
     }
   });
   epilogue.wait_stores();
-  if constexpr (Traits::kFewRows) {
+  if constexpr (Traits::kDecode) {
     if (shares_tiles<Traits>(params)) { merge.finish(); }
   }
 }
@@ -242,7 +268,11 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.per_sm)
     produce<Traits>(params, shared);
   } else {
     cutlass::arch::warpgroup_reg_alloc<Traits::kConsumerRegisters>();
-    consume<Traits>(params, shared);
+    if constexpr (Traits::kSwapped) {
+      consume_swapped<Traits>(params, shared);
+    } else {
+      consume<Traits>(params, shared);
+    }
   }
   if (!params.wait_at_start) { wait_for_prerequisites(); }
 #endif

@@ -54,7 +54,7 @@ __device__ __forceinline__ void arrive_in_cluster(uint64_t& barrier, int rank) {
                : "memory");
 }
 
-// The one consumer warpgroup of a decode tile.
+// What the one consumer warpgroup of a tile of few queries does after its part.
 template <class Traits>
 class ClusterMerge {
  public:
@@ -64,24 +64,44 @@ class ClusterMerge {
   __device__ __forceinline__ ClusterMerge(AttentionParams const& params, SharedStorage& shared, int thread)
       : params_(params), shared_(shared), thread_(thread) {}
 
-  // `tOrO` and `softmax`: this CTA's part. All CTAs of the cluster come here for the same tile.
-  template <class Output>
-  __device__ __forceinline__ void operator()(TileWork const& work, typename Traits::Softmax const& softmax,
-                                             Output const& tOrO) {
-    int const rows =
+  __device__ __forceinline__ int parts() const { return params_.cluster.size; }
+  __device__ __forceinline__ int rank() const { return static_cast<int>(blockIdx.x) % parts(); }
+  __device__ __forceinline__ int columns() const { return Traits::kHeadDimV / parts(); }  // of an owner
+
+  // All CTAs of the cluster come here for the same tile. `send(rows)` calls send_lse() and send_pair() for the tile's
+  // rows, of which the swapped form has multiples of 8, divided by their sums and without the sink.
+  template <class Send>
+  __device__ __forceinline__ void operator()(TileWork const& work, Send send) {
+    int const existing =
         min_of((work.queries.last + 1 - work.queries.first) * params_.packing.heads.divisor, Traits::kMergeRows);
+    int const rows = Traits::kSwapped ? ceil_div(existing, 8) * 8 : existing;
     if (merged_ == 0) {
       cute::cluster_wait();  // the barriers of the others are set up
     } else {
       wait_until_read();
     }
     if (thread_ == 0) { expect_bytes(shared_.parts_full, parts() * rows * (columns() + 1) * sizeof(float)); }
-    send(rows, softmax, tOrO);
+    send(rows);
     wait_barrier_of_cluster(shared_.parts_full, merged_ & 1);
-    merge(work, rows);
+    merge(work, existing, rows);
     sync_warpgroup(0);
     if (thread_ < parts()) { arrive_in_cluster(shared_.parts_empty, thread_); }
     ++merged_;
+  }
+
+  // The LSE of a row, as an exponent of 2, to one of the owners.
+  __device__ __forceinline__ void send_lse(int owner, int row, int rows, float lse) const {
+    uint32_t const there = address_in_cluster(&shared_, owner);
+    store_async(there + offset_of(shared_.parts_lse + rank() * rows + row), there + offset_of(&shared_.parts_full),
+                lse);
+  }
+
+  // Two values that lie side by side: (row, column) and (row, column + 1), in the swapped form (row + 1, column).
+  __device__ __forceinline__ void send_pair(int row, int column, int rows, float a, float b) const {
+    int const owner = column * parts() / Traits::kHeadDimV;
+    uint32_t const there = address_in_cluster(&shared_, owner);
+    store_async(there + offset_of(received(rank(), row, column - owner * columns(), rows)),
+                there + offset_of(&shared_.parts_full), a, b);
   }
 
   // Other CTAs do not touch this one's shared memory any more: it may end.
@@ -94,60 +114,31 @@ class ClusterMerge {
   }
 
  private:
-  __device__ __forceinline__ int parts() const { return params_.cluster.size; }
-  __device__ __forceinline__ int columns() const { return Traits::kHeadDimV / parts(); }  // of an owner
-  __device__ __forceinline__ float* received() const {                                    // (parts, rows, columns)
-    return reinterpret_cast<float*>(Traits::output_slab(shared_, 0));
+  __device__ __forceinline__ uint32_t offset_of(void const* member) const {
+    return cute::cast_smem_ptr_to_uint(member) - cute::cast_smem_ptr_to_uint(&shared_);
+  }
+
+  __device__ __forceinline__ float* received(int part, int row, int column, int rows) const {
+    int const within = Traits::kSwapped ? column * rows + row : row * columns() + column;
+    return reinterpret_cast<float*>(Traits::output_slab(shared_, 0)) + part * rows * columns() + within;
   }
 
   __device__ __forceinline__ void wait_until_read() const {
     wait_barrier_of_cluster(shared_.parts_empty, (merged_ - 1) & 1);
   }
 
-  // Divided by the row sums; without the sink, which is taken once.
-  template <class Output>
-  __device__ __forceinline__ void send(int rows, typename Traits::Softmax const& softmax, Output const& tOrO) const {
-    ThreadRows const mine(thread_, 0);
-    int const rank = static_cast<int>(blockIdx.x) % parts();
-    auto const output = rows_view(tOrO);
-    auto const offset_of = [&](void const* member) {
-      return cute::cast_smem_ptr_to_uint(member) - cute::cast_smem_ptr_to_uint(&shared_);
-    };
-    uint32_t const barrier = offset_of(&shared_.parts_full);
-    CUTE_UNROLL
-    for (int r = 0; r < kRowsPerThread; ++r) {
-      RowEnd const end = end_row(softmax.seen(r) ? softmax.exponent(r) : -INFINITY, softmax.sum_of_row(r));
-      int const row = mine.row(r);
-      if (row >= rows) { continue; }
-      int const place = rank * rows + row;
-      for (int owner = thread_ % 4; owner < parts(); owner += 4) {
-        uint32_t const there = address_in_cluster(&shared_, owner);
-        store_async(there + offset_of(shared_.parts_lse + place), there + barrier, end.lse());
-      }
-      CUTE_UNROLL
-      for (int c = 0; c < size<1>(output); c += 2) {
-        int const column = mine.column + c / 2 * 8;
-        int const owner = column * parts() / Traits::kHeadDimV;
-        uint32_t const there = address_in_cluster(&shared_, owner);
-        store_async(there + offset_of(received() + place * columns() + column - owner * columns()), there + barrier,
-                    end.scaled(output(r, c)), end.scaled(output(r, c + 1)));
-      }
-    }
-  }
-
   // Two columns of a row at a time, its parts in their order. There is an even number of parts.
-  __device__ __forceinline__ void merge(TileWork const& work, int rows) const {
+  __device__ __forceinline__ void merge(TileWork const& work, int existing, int rows) const {
     EpilogueParams const& p = params_.epilogue;
     int const pairs = columns() / 2;
-    int const first_column = static_cast<int>(blockIdx.x) % parts() * columns();
     CUTE_NO_UNROLL
-    for (int i = thread_; i < rows * pairs; i += cutlass::NumThreadsPerWarpGroup) {
+    for (int i = thread_; i < existing * pairs; i += cutlass::NumThreadsPerWarpGroup) {
       int const row = i / pairs;
-      int const column = first_column + (i - row * pairs) * 2;
+      int const column = (i - row * pairs) * 2;
+      int const column_of_out = rank() * columns() + column;
       OutputRow const id = output_row(params_, work, work.queries.first, row);
-      if (!id.exists || column >= p.head_dim_v) { continue; }
+      if (!id.exists || column_of_out >= p.head_dim_v) { continue; }
       float const* const lse = shared_.parts_lse + row;
-      float const* const from = received() + row * columns() + column - first_column;
       float top = -INFINITY;
       for (int part = 0; part < parts(); part += 2) {
         top = fmaxf(top, fmaxf(lse[part * rows], lse[(part + 1) * rows]));
@@ -156,10 +147,9 @@ class ClusterMerge {
       float2 out{0.0F, 0.0F};
       auto const add = [&](int part) {
         float const weight = top == -INFINITY ? 0.0F : exp2_approx(lse[part * rows] - top);
-        float2 const value = *reinterpret_cast<float2 const*>(from + part * rows * columns());
         sum += weight;
-        out.x += weight * value.x;
-        out.y += weight * value.y;
+        out.x += weight * *received(part, row, column, rows);
+        out.y += weight * *received(part, row, column + 1, rows);
       };
       for (int part = 0; part < parts(); part += 2) {
         add(part);
@@ -167,8 +157,9 @@ class ClusterMerge {
       }
       RowEnd end = end_row(top, sum);
       if (p.sinks != nullptr) { end = end_row(top, sum, sink_log2(p.sinks, p.sinks_type, id.head)); }
-      store_pair(params_, output_pointer<Element>(params_, work, id) + column, end.scaled(out.x), end.scaled(out.y));
-      if (column == 0) { store_lse(params_, work, id, end); }
+      store_pair(params_, output_pointer<Element>(params_, work, id) + column_of_out, end.scaled(out.x),
+                 end.scaled(out.y));
+      if (column_of_out == 0) { store_lse(params_, work, id, end); }
     }
   }
 

@@ -3,6 +3,7 @@
 
 #include "kernels/cute.h"
 
+#include "kernels/cluster_merge.h"
 #include "kernels/output_rows.h"
 #include "kernels/params.h"
 #include "kernels/softmax.h"
@@ -32,7 +33,7 @@ struct CollectiveEpilogue {
     ThreadRows const rows(thread, work.queries.first + warpgroup * params.packing.queries_per_slab);
     if (work.slot >= 0) {
       store_partial(work, rows, softmax, tOrO);
-    } else if constexpr (Traits::kFewRows) {
+    } else if constexpr (Traits::kDecode) {
       store_from_registers(work, rows, softmax, tOrO);
     } else {
       finish(work, rows, softmax, tOrO);
@@ -41,6 +42,28 @@ struct CollectiveEpilogue {
       *reinterpret_cast<cutlass::Array<Element, decltype(size(tOrO))::value>*>(tOrO_half.data()) =
           round(*reinterpret_cast<cutlass::Array<float, decltype(size(tOrO))::value> const*>(tOrO.data()));
       store_rows(work, rows, tOrO_half);
+    }
+  }
+
+  // This CTA's part of the tile to the CTAs of its cluster.
+  template <class Output>
+  __device__ __forceinline__ void send(ClusterMerge<Traits> const& merge, Softmax const& softmax, Output& tOrO,
+                                       int row_count) const {
+    ThreadRows const rows(thread, 0);
+    auto const output = rows_view(tOrO);
+    CUTE_UNROLL
+    for (int r = 0; r < kRowsPerThread; ++r) {
+      RowEnd const end = end_of_row(softmax, r);
+      int const row = rows.row(r);
+      if (row >= row_count) { continue; }
+      for (int owner = thread % 4; owner < merge.parts(); owner += 4) {
+        merge.send_lse(owner, row, row_count, end.lse());
+      }
+      CUTE_UNROLL
+      for (int c = 0; c < size<1>(output); c += 2) {
+        merge.send_pair(row, rows.column + c / 2 * 8, row_count, end.scaled(output(r, c)),
+                        end.scaled(output(r, c + 1)));
+      }
     }
   }
 

@@ -74,14 +74,18 @@ struct EpilogueParams {
   PartialParams partial;
 };
 
-// A grid with one cluster of CTAs for each sequence and head group, which share its tile. Off with size 0.
+// Clusters of CTAs that share a tile, one for each sequence and head group; where there are fewer clusters than tiles,
+// they take them in turn. Off with size 0.
 struct ClusterParams {
   int size = 0;
-  FastDivmod ctas_of_tile;      // size
-  FastDivmod ctas_of_sequence;  // size * head groups
+  int clusters = 0;
+  int tiles = 0;
+  FastDivmod ctas_of_tile;       // size
+  FastDivmod tiles_of_sequence;  // head groups
 
   HA_HOST_DEVICE constexpr bool on() const { return size > 0; }
-  HA_HOST_DEVICE constexpr int sequence(int cta) const { return ctas_of_sequence.quotient(cta); }
+  HA_HOST_DEVICE constexpr int first_tile(int cta) const { return ctas_of_tile.quotient(cta); }
+  HA_HOST_DEVICE constexpr int sequence(int tile) const { return tiles_of_sequence.quotient(tile); }
 };
 
 struct AttentionParams {

@@ -14,6 +14,10 @@ namespace hopper_attention {
 // capped block: one reciprocal serves kSharing = 4 scores, 1 / a = b (c d) / (a b c d), where there are registers for
 // it. They are of one row, and of a block that needs no mask: bits of a score must not depend on memory that its query
 // does not see.
+__device__ __forceinline__ float softcapped(float score, float inner) {
+  return 1.0F - 2.0F * reciprocal_approx(exp2_approx(score * (2.0F * kLog2e * inner)) + 1.0F);
+}
+
 template <int kSharing, class Scores>
 __device__ __forceinline__ void apply_softcap(Scores& scores, float inner) {
   constexpr float kMostExponent = 26.0F;  // tanh is 1 - 3e-8 there, and the product of four stays finite
@@ -25,7 +29,7 @@ __device__ __forceinline__ void apply_softcap(Scores& scores, float inner) {
     CUTE_UNROLL
     for (int c = 0; c < size<1>(rows); c += kSharing) {
       if constexpr (kSharing == 1) {
-        rows(r, c) = 1.0F - 2.0F * reciprocal_approx(exp2_approx(rows(r, c) * exponent) + 1.0F);
+        rows(r, c) = softcapped(rows(r, c), inner);
       } else {
         float d[4];
         CUTE_UNROLL

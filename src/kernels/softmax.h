@@ -45,6 +45,7 @@ __device__ __forceinline__ auto operand_view(Accumulator& acc) {
 // end.
 template <int kHeadroom>
 struct OnlineSoftmax {
+  static constexpr int kHeadroomOf = kHeadroom;
   float scale_log2;               // scores -> exponents of 2
   float row_max[kRowsPerThread];  // of the scores, unscaled
   float row_sum[kRowsPerThread];  // of this thread's columns

@@ -5,12 +5,16 @@
 #include <array>
 
 #include "hopper_attention/types.h"
+#include "kernels/host_device.h"
+#include "kernels/tile_geometry.h"
 
 namespace hopper_attention {
 
 // Dense calls choose among the tiles of a head dim by what they cost. Where lengths are on the device, the tile must
-// not follow from a bound that the caller gives: one for many queries, one for few.
-enum class TileUse : std::uint8_t { kDense, kRagged, kDecode };
+// not follow from a bound that the caller gives: one for many queries, one for few. Where all sequences have so few
+// that 16 rows hold them, and nothing was said about invariance, there is a third; its blocks have as many keys as
+// those of the second, which schedules count.
+enum class TileUse : std::uint8_t { kDense, kRagged, kDecode, kFewRows };
 
 // Nanoseconds of an SM, from the times of calls that differ in length alone (tools/sweep_tiles).
 struct TileCost {
@@ -61,13 +65,18 @@ inline constexpr std::array kTiles{
     TileRow{TileUse::kRagged, {128, 112, 192, 192, 4}, "the widest that fits in shared memory"},
     TileRow{TileUse::kRagged, {128, 80, 256, 256, 4}, "the widest that fits in shared memory"},
     TileRow{TileUse::kDecode, {64, 128, 64, 64, 5, 2}, "two blocks an SM: one starts or ends while the other streams"},
-    TileRow{TileUse::kDecode, {64, 64, 96, 96, 7, 2}, "two blocks an SM"},
+    TileRow{TileUse::kDecode, {64, 128, 96, 96, 7}, "blocks of 128 keys, as where few rows take the tile of d 128"},
     TileRow{TileUse::kDecode,
             {64, 128, 128, 128, 6},
             "64 SMs with one block each reach 4,230 GB/s, with two blocks of 64 keys each 3,100"},
     TileRow{TileUse::kDecode, {64, 64, 192, 128, 7}, "one block an SM: two have no room for four stages"},
     TileRow{TileUse::kDecode, {64, 64, 192, 192, 7}, "one block an SM: two have no room for four stages"},
     TileRow{TileUse::kDecode, {64, 64, 256, 256, 5}, "one block an SM: two have no room for four stages"},
+    TileRow{TileUse::kFewRows, {16, 128, 64, 64, 6, 2}, "queries are the columns: no idle rows are multiplied"},
+    TileRow{TileUse::kFewRows, {16, 128, 128, 128, 6}, "queries are the columns: no idle rows are multiplied"},
+    TileRow{TileUse::kFewRows, {16, 64, 192, 128, 8}, "queries are the columns: no idle rows are multiplied"},
+    TileRow{TileUse::kFewRows, {16, 64, 192, 192, 8}, "queries are the columns: no idle rows are multiplied"},
+    TileRow{TileUse::kFewRows, {16, 64, 256, 256, 6}, "queries are the columns: no idle rows are multiplied"},
 };
 
 // The first row for the smallest head dims that hold (head_dim, head_dim_v); nullptr if none does.
@@ -84,8 +93,12 @@ constexpr TileRow const* find_tile(int head_dim, int head_dim_v, TileUse use) {
 // Whether its kernel has the code for softcap: the widest tiles have no registers left for it.
 constexpr bool holds_softcap(TileConfig const& tile) { return tile.keys <= 128; }
 
+// Query rows of a consumer warpgroup, and how many of these a tile has.
+constexpr int rows_of_slab(TileConfig const& tile) { return min_of(tile.rows, kSlabRows); }
+constexpr int slabs_of(TileConfig const& tile) { return tile.rows / rows_of_slab(tile); }
+
 constexpr KernelFamily family_of(TileConfig const& tile) {
-  return tile.rows == 64 ? KernelFamily::kDecode : KernelFamily::kPrefill;
+  return tile.rows <= 64 ? KernelFamily::kDecode : KernelFamily::kPrefill;
 }
 
 }  // namespace hopper_attention

@@ -9,6 +9,9 @@ namespace hopper_attention {
 
 inline constexpr int kSlabRows = 64;  // query rows of one consumer warpgroup
 
+// Query rows that the tiles for few of them hold.
+inline constexpr int kMostFewRows = 16;
+
 // CTAs that may share a tile, and rows of a tile that they can merge: in the place of O, in float32.
 inline constexpr int kMostCluster = 16;
 inline constexpr int kMostMergeRows = kSlabRows / 2;

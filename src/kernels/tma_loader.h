@@ -38,8 +38,8 @@ struct TmaLoader {
       int const row = sequence.q_row + work.queries.first + w * params.queries_per_slab;
       CUTE_UNROLL
       for (int c = 0; c < Traits::kHeadDim; c += Traits::kSlabColumns) {
-        SM90_TMA_LOAD_5D::copy(&params.q, &shared.q_full[w], kStream, shared.q[w] + c * kSlabRows, c, 0, row, work.head,
-                               sequence.q_batch);
+        SM90_TMA_LOAD_5D::copy(&params.q, &shared.q_full[w], kStream, shared.q[w] + c * Traits::kQueryRows, c, 0, row,
+                               work.head, sequence.q_batch);
       }
     }
   }

@@ -26,7 +26,10 @@ struct AttentionTraits {
   static constexpr int kSlabColumns = slab_columns(kHeadDim);
   static constexpr int kSlabColumnsV = slab_columns(kHeadDimV);
 
-  static constexpr int kConsumerWarpgroups = kTile.rows / kSlabRows;
+  // Few rows are the columns of S^T and O^T.
+  static constexpr bool kSwapped = kTile.rows < kSlabRows;
+  static constexpr int kQueryRows = kSwapped ? kTile.rows : kSlabRows;  // of a warpgroup
+  static constexpr int kConsumerWarpgroups = kTile.rows / kQueryRows;
   static constexpr int kThreads = (kConsumerWarpgroups + 1) * cutlass::NumThreadsPerWarpGroup;
   // The widest tiles are for dense calls only: their producers have no registers left for pages.
   static constexpr bool kScheduled = kKeys <= 128;
@@ -60,18 +63,32 @@ struct AttentionTraits {
   static constexpr bool kKeysReadOnce = kConsumerWarpgroups == 1;
   // Tiles of which few rows hold a query: O is stored from registers, and the CTAs of a cluster may share a tile's
   // keys.
-  static constexpr bool kFewRows = kConsumerWarpgroups == 1;
-  static constexpr int kMergeRows = kMostMergeRows;
+  static constexpr bool kDecode = kConsumerWarpgroups == 1;
+  static constexpr int kMergeRows = kSwapped ? kQueryRows : kMostMergeRows;
 
   template <int kColumns>
   using AtomK = conditional_t<kColumns == 64, GMMA::Layout_K_SW128_Atom<Element>, GMMA::Layout_K_SW64_Atom<Element>>;
   template <int kColumns>
   using AtomMn = conditional_t<kColumns == 64, GMMA::Layout_MN_SW128_Atom<Element>, GMMA::Layout_MN_SW64_Atom<Element>>;
 
-  using MmaQk = decltype(make_tiled_mma(select_mma_qk<Element, kKeys, kHeadDim>()));
-  using MmaPv = decltype(make_tiled_mma(
-      GMMA::rs_op_selector<Element, Element, float, Shape<Int<kSlabRows>, Int<kHeadDimV>, Int<kKeys>>, GMMA::Major::K,
-                           GMMA::Major::MN>()));
+  static constexpr auto select_qk() {
+    if constexpr (kSwapped) {
+      return GMMA::ss_op_selector<Element, Element, float, Shape<Int<kKeys>, Int<kQueryRows>, Int<kHeadDim>>>();
+    } else {
+      return select_mma_qk<Element, kKeys, kHeadDim>();
+    }
+  }
+  static constexpr auto select_pv() {
+    if constexpr (kSwapped) {
+      return GMMA::ss_op_selector<Element, Element, float, Shape<Int<kHeadDimV>, Int<kQueryRows>, Int<kKeys>>,
+                                  GMMA::Major::MN, GMMA::Major::K>();
+    } else {
+      return GMMA::rs_op_selector<Element, Element, float, Shape<Int<kSlabRows>, Int<kHeadDimV>, Int<kKeys>>,
+                                  GMMA::Major::K, GMMA::Major::MN>();
+    }
+  }
+  using MmaQk = decltype(make_tiled_mma(select_qk()));
+  using MmaPv = decltype(make_tiled_mma(select_pv()));
 
   // A ring slot holds one block of K or of V.
   static constexpr int kSlotElements = kKeys * (kHeadDim > kHeadDimV ? kHeadDim : kHeadDimV);
@@ -82,22 +99,27 @@ struct AttentionTraits {
                                 append(tile.layout_b(), make_layout(Int<kStages>{}, Int<kSlotElements>{})));
   }
 
-  using LayoutQ = decltype(tile_to_shape(AtomK<kSlabColumns>{}, Shape<Int<kSlabRows>, Int<kHeadDim>>{}));
+  using LayoutQ = decltype(tile_to_shape(AtomK<kSlabColumns>{}, Shape<Int<kQueryRows>, Int<kHeadDim>>{}));
   using LayoutO = decltype(tile_to_shape(AtomK<kSlabColumnsV>{}, Shape<Int<kSlabRows>, Int<kHeadDimV>>{}));
   using LayoutK = decltype(with_slots(tile_to_shape(AtomK<kSlabColumns>{}, Shape<Int<kKeys>, Int<kHeadDim>>{})));
   // V as the second operand of P V: (head_dim_v, keys), keys first within a column slab, as TMA writes it.
   using LayoutVt =
       decltype(with_slots(tile_to_shape(AtomMn<kSlabColumnsV>{}, Shape<Int<kHeadDimV>, Int<kKeys>>{}, Step<_2, _1>{})));
 
-  static constexpr int kSlabElementsQ = kSlabRows * kHeadDim;
-  static constexpr int kSlabElementsO = kSlabRows * kHeadDimV;
+  // P of a tile of few rows, as second operand of O^T = V^T P^T.
+  using LayoutP = decltype(tile_to_shape(AtomK<64>{}, Shape<Int<kQueryRows>, Int<kSwapped ? kKeys : 64>>{}));
+  static constexpr int kElementsP = kSwapped ? kQueryRows * kKeys : 8;
+
+  static constexpr int kSlabElementsQ = kQueryRows * kHeadDim;
+  // The swapped form has O in shared memory in float32 only, to merge it.
+  static constexpr int kSlabElementsO = (kSwapped ? 2 * kQueryRows : kSlabRows) * kHeadDimV;
   static constexpr int kBytesQ = kSlabElementsQ * sizeof(Element);
   static constexpr int kBytesK = kKeys * kHeadDim * sizeof(Element);
   static constexpr int kBytesV = kKeys * kHeadDimV * sizeof(Element);
 
   static constexpr int kSharedLimit = 228 * 1024 / kTile.per_sm - 1024;
-  static constexpr int kPartsLse = kFewRows ? kMostCluster * kMergeRows : 1;
-  static constexpr int kBarrierBytes = 1024 + kPartsLse * 4;  // and work items
+  static constexpr int kPartsLse = kDecode ? kMostCluster * kMergeRows : 1;
+  static constexpr int kBarrierBytes = 1024 + kPartsLse * 4 + (kSwapped ? 1536 + 2 * kElementsP : 0);  // and work items
   // How many items the scheduler is ahead. Items of one query are short; where CTAs draw their tiles, each one ahead is
   // one that no other CTA can take.
   static constexpr int kWorkSlots = kConsumerWarpgroups == 1 ? 4 : 2;
@@ -115,8 +137,10 @@ struct AttentionTraits {
     uint64_t full[kStages];    // a block of K or V can be read
     uint64_t empty[kStages];   // every consumer warp is done with it
     uint64_t landed[kStages];  // a block of V has arrived, but some of its rows are still to be hidden
-    uint64_t parts_full;       // all CTAs of the cluster have sent their parts of this one's columns
-    uint64_t parts_empty;      // and have merged theirs
+    alignas(kSwapped ? 1024 : 16) Element p[kElementsP];
+    float across_warps[2][cutlass::NumWarpsPerWarpGroup][kSwapped ? kQueryRows : 2];
+    uint64_t parts_full;   // all CTAs of the cluster have sent their parts of this one's columns
+    uint64_t parts_empty;  // and have merged theirs
     float parts_lse[kPartsLse];
     TileWork work[kWorkSlots];
     alignas(8) char source[sizeof(WorkSource)];  // the scheduler warp's state
@@ -135,9 +159,9 @@ struct AttentionTraits {
   static constexpr int kSharedBytes = sizeof(SharedStorage);
   static_assert(kSharedBytes <= kSharedLimit, "tile does not fit in shared memory");
   static_assert(kOwnOutputBuffer || kHeadDimV <= kHeadDim, "O does not fit in the place of Q");
-  static_assert(!kFewRows || (kOwnOutputBuffer && kMergeRows * sizeof(float) <= kSlabRows * sizeof(Element)),
+  static_assert(!kDecode || (kOwnOutputBuffer && kMergeRows * kHeadDimV * 4 <= kSlabElementsO * 2),
                 "other CTAs write their parts while this one still reads Q");
-  static_assert(kTile.rows % kSlabRows == 0 && kConsumerWarpgroups >= 1 && kConsumerWarpgroups <= 3);
+  static_assert(kTile.rows % kQueryRows == 0 && kConsumerWarpgroups >= 1 && kConsumerWarpgroups <= 3);
   static_assert(kStages >= 4, "K n-1 and V n are in flight while K n and V n+1 are read");
 };
 

@@ -69,32 +69,40 @@ class DenseWorkSource {
   TileScheduler scheduler_;
 };
 
-// Of a grid with one cluster for each sequence and head group: its tile, which the CTAs of the cluster share. Sequences
-// with more queries than a tile holds give it more tiles.
+// Of a grid of clusters: tiles follow from their index. Sequences with more queries than a tile holds give it more
+// tiles.
 class ClusterWorkSource {
  public:
-  HA_HOST_DEVICE ClusterWorkSource(AttentionParams const& params, int cta) : params_(params) {
-    ClusterParams const& cluster = params.cluster;
-    int const batch = cluster.sequence(cta);
-    int const within = cta - batch * cluster.ctas_of_sequence.divisor;
-    int const head = cluster.ctas_of_tile.quotient(within);
-    int const rank = within - head * cluster.size;
-    item_ = {.place = batch, .head = head, .first = rank, .last = rank + 1, .units = cluster.size};
-    sequence_ = sequence_at(params.sequences, batch);
+  HA_HOST_DEVICE ClusterWorkSource(AttentionParams const& params, int cta)
+      : params_(params), tile_(params.cluster.first_tile(cta)) {
+    int const rank = cta - tile_ * params.cluster.size;
+    item_ = {.first = rank, .last = rank + 1, .units = params.cluster.size};
   }
 
   template <class Draw>
   HA_HOST_DEVICE void next(WorkItem& item, Sequence& sequence, Draw /*draw*/) {
+    ClusterParams const& cluster = params_.cluster;
+    if (item_.m > 0 && item_.m * params_.packing.queries_per_slab >= sequence_.len.q) {
+      item_.m = 0;
+      tile_ += cluster.clusters;
+    }
+    item = {};
+    if (tile_ >= cluster.tiles) { return; }
+    if (item_.m == 0) {
+      item_.place = cluster.sequence(tile_);
+      item_.head = tile_ - item_.place * cluster.tiles_of_sequence.divisor;
+      sequence_ = sequence_at(params_.sequences, item_.place);
+    }
     item = item_;
     sequence = sequence_;
-    if (item_.m > 0 && item_.m * params_.packing.queries_per_slab >= sequence_.len.q) { item.place = -1; }
     ++item_.m;
   }
 
  private:
   AttentionParams const& params_;
+  int tile_;
   WorkItem item_;
-  Sequence sequence_;
+  Sequence sequence_{};
 };
 
 class WorkSource {
