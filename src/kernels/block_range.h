@@ -56,6 +56,7 @@ HA_HOST_DEVICE constexpr int scaled_cut(int x, int units, int blocks) {
 
 // Part [first, last) of `parts` of a range, in whole blocks: parts of a range are disjoint and cover it.
 HA_HOST_DEVICE constexpr BlockRange part_of(BlockRange range, int first, int last, int parts) {
+  if (first == 0 && last == parts) { return range; }
   int const begin = scaled_cut(first, parts, range.blocks());
   int const end = scaled_cut(last, parts, range.blocks());
   if (begin >= end) { return {0, 0, 0, 0, 0, {0, 0}}; }

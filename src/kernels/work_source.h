@@ -132,12 +132,16 @@ class WorkSource {
     if (!found_.holds(index)) { return; }
     sequence = sequence_at(params_.sequences, schedule_.sequence(found_.place));
     item.place = found_.place;
-    // Head groups whose K and V fit in L2 run together; in a pass query block by query block, the longest first.
     int const heads = params_.schedule.head_groups;
+    int const within = index - found_.before;
+    if (found_.until - found_.before == heads) {  // one tile for each
+      item.head = within;
+      return;
+    }
+    // Head groups whose K and V fit in L2 run together; in a pass query block by query block, the longest first.
     int const tiles = (found_.until - found_.before) / heads;
     int const fitting = params_.keys_in_l2 / max_of(1, sequence.len.k) * params_.sharing;
     int const width = min_of(heads, max_of(params_.sharing, fitting));
-    int const within = index - found_.before;
     int const pass = within / (width * tiles);
     int const in_pass = within - pass * width * tiles;
     int const pass_width = min_of(width, heads - pass * width);
