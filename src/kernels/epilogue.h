@@ -36,12 +36,14 @@ struct CollectiveEpilogue {
     } else if constexpr (Traits::kDecode) {
       store_from_registers(work, rows, softmax, tOrO);
     } else {
-      finish(work, rows, softmax, tOrO);
+      RowEnd ends[kRowsPerThread];
+      finish(work, rows, softmax, tOrO, ends);
       cute::Tensor tOrO_half = make_tensor<Element>(tOrO.layout());
       cutlass::NumericArrayConverter<Element, float, decltype(size(tOrO))::value> const round;
       *reinterpret_cast<cutlass::Array<Element, decltype(size(tOrO))::value>*>(tOrO_half.data()) =
           round(*reinterpret_cast<cutlass::Array<float, decltype(size(tOrO))::value> const*>(tOrO.data()));
       store_rows(work, rows, tOrO_half);
+      if (params.epilogue.lse != nullptr) { store_lse_of_rows(work, rows, ends); }  // O is on its way meanwhile
     }
   }
 
@@ -75,7 +77,9 @@ struct CollectiveEpilogue {
  private:
   // The end of the thread's row r, whose sink has no part in it yet. All threads.
   __device__ __forceinline__ static RowEnd end_of_row(Softmax const& softmax, int r) {
-    return end_row(softmax.seen(r) ? softmax.exponent(r) : -INFINITY, softmax.sum_of_row(r));
+    float const sum = softmax.sum_of_row(r);
+    bool const seen = softmax.seen(r);
+    return {seen ? reciprocal_approx(sum) : 0.0F, seen ? softmax.exponent(r) : -INFINITY, sum};  // a division branches
   }
 
   // With the sink. Writes the LSE.
@@ -87,17 +91,37 @@ struct CollectiveEpilogue {
     return end;
   }
 
+  // Row by row, each would be a chain of dependent instructions behind the other's. Which rows they are is asked only
+  // where sinks or the LSE need it.
   template <class Output>
   __device__ __forceinline__ void finish(TileWork const& work, ThreadRows const& rows, Softmax const& softmax,
-                                         Output& tOrO) const {
+                                         Output& tOrO, RowEnd (&ends)[kRowsPerThread]) const {
+    EpilogueParams const& p = params.epilogue;
+    CUTE_UNROLL
+    for (int r = 0; r < kRowsPerThread; ++r) { ends[r] = end_of_row(softmax, r); }
+    if (p.sinks != nullptr) {
+      CUTE_UNROLL
+      for (int r = 0; r < kRowsPerThread; ++r) {
+        OutputRow const id = output_row(params, work, rows.first_query, rows.row(r));
+        if (!id.exists) { continue; }
+        ends[r] = end_row(ends[r].exponent, ends[r].sum, sink_log2(p.sinks, p.sinks_type, id.head));
+      }
+    }
     auto output = rows_view(tOrO);
     CUTE_UNROLL
     for (int r = 0; r < kRowsPerThread; ++r) {
-      OutputRow const id = output_row(params, work, rows.first_query, rows.row(r));
-      RowEnd end = end_of_row(softmax, r);
-      if (id.exists) { end = end_with_sink(work, rows, id, end); }
       CUTE_UNROLL
-      for (int c = 0; c < size<1>(output); ++c) { output(r, c) = end.scaled(output(r, c)); }
+      for (int c = 0; c < size<1>(output); ++c) { output(r, c) = ends[r].scaled(output(r, c)); }
+    }
+  }
+
+  __device__ __forceinline__ void store_lse_of_rows(TileWork const& work, ThreadRows const& rows,
+                                                    RowEnd const (&ends)[kRowsPerThread]) const {
+    if (rows.column != 0) { return; }
+    CUTE_UNROLL
+    for (int r = 0; r < kRowsPerThread; ++r) {
+      OutputRow const id = output_row(params, work, rows.first_query, rows.row(r));
+      if (id.exists) { store_lse(params, work, id, ends[r]); }
     }
   }
 

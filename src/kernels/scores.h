@@ -49,14 +49,34 @@ __device__ __forceinline__ void apply_softcap(Scores& scores, float inner) {
 }
 
 // The keys that each row of a thread sees. Taken once for a tile: in every masked step they were 200 of its 800
-// instructions, in front of its first WGMMA.
+// instructions, in front of its first WGMMA. In two parts: masks that divide have branches and are taken before the
+// tile's first product, the others run under it.
 struct ThreadKeys {
   KeyInterval row[kRowsPerThread];
 
   __device__ __forceinline__ ThreadKeys(MaskParams const& mask, SeqlenQK len, Packing const& packing,
                                         ThreadRows const& thread) {
     CUTE_UNROLL
-    for (int r = 0; r < kRowsPerThread; ++r) { row[r] = visible(mask, thread.query(packing, r), len); }
+    for (int r = 0; r < kRowsPerThread; ++r) {
+      row[r] = {0, 0};
+      if (divides(mask)) { row[r] = visible(mask, thread.query(packing, r), len); }
+    }
+  }
+
+  // Without branches, which would wait for the product.
+  __device__ __forceinline__ void complete(MaskParams const& mask, SeqlenQK len, Packing const& packing,
+                                           ThreadRows const& thread) {
+    CUTE_UNROLL
+    for (int r = 0; r < kRowsPerThread; ++r) {
+      KeyInterval const simple = visible({.left = mask.left, .right = mask.right}, thread.query(packing, r), len);
+      row[r].begin = divides(mask) ? row[r].begin : simple.begin;
+      row[r].end = divides(mask) ? row[r].end : simple.end;
+    }
+  }
+
+ private:
+  __device__ __forceinline__ static bool divides(MaskParams const& mask) {
+    return mask.chunk != 0 || mask.cp_world != 1;
   }
 };
 

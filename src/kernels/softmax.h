@@ -46,8 +46,12 @@ __device__ __forceinline__ auto operand_view(Accumulator& acc) {
 template <int kHeadroom>
 struct OnlineSoftmax {
   static constexpr int kHeadroomOf = kHeadroom;
+  // Where O is rescaled seldom, the maximum moves only when scores exceed it by more than 2^kSlack. bf16 has the range
+  // for it; the largest probability of fp16 is half of what it holds already.
+  static constexpr int kSlack = kHeadroom == 0 ? 8 : 0;
+
   float scale_log2;               // scores -> exponents of 2
-  float row_max[kRowsPerThread];  // of the scores, unscaled
+  float row_max[kRowsPerThread];  // of the scores, unscaled; up to kSlack exponents of 2 below it
   float row_sum[kRowsPerThread];  // of this thread's columns
   float offset[kRowsPerThread];   // exponent of 2 that becomes 1; 0 for a row that has seen no key: it gives 0, not NaN
   float rescale[kRowsPerThread];  // by how much the last update shrank O
@@ -75,9 +79,10 @@ struct OnlineSoftmax {
     return sum;
   }
 
-  // Takes a block of scores into the row maxima. `may_be_empty`: a row may have seen no key yet.
-  template <class Scores, class MayBeEmpty>
-  __device__ __forceinline__ void update_max(Scores const& scores, MayBeEmpty may_be_empty) {
+  // Takes a block of scores into the row maxima. `may_be_empty`: a row may have seen no key yet. `seldom`: maxima may
+  // stay behind by kSlack.
+  template <class Scores, class MayBeEmpty, class Seldom>
+  __device__ __forceinline__ void update_max(Scores const& scores, MayBeEmpty may_be_empty, Seldom seldom) {
     auto const rows = rows_view(scores);
     CUTE_UNROLL
     for (int r = 0; r < kRowsPerThread; ++r) {
@@ -86,8 +91,13 @@ struct OnlineSoftmax {
       for (int c = 0; c < size<1>(rows); ++c) { row_max[r] = fmaxf(row_max[r], rows(r, c)); }
       row_max[r] = fmaxf(row_max[r], __shfl_xor_sync(0xffffffff, row_max[r], 1));
       row_max[r] = fmaxf(row_max[r], __shfl_xor_sync(0xffffffff, row_max[r], 2));
+      bool moves = true;
+      if constexpr (seldom) {
+        moves = (row_max[r] - before) * scale_log2 > static_cast<float>(kSlack);  // -inf - -inf is NaN: not
+        row_max[r] = moves ? row_max[r] : before;
+      }
       offset[r] = may_be_empty && row_max[r] == -INFINITY ? 0.0F : exponent(r);
-      rescale[r] = exp2_approx(before * scale_log2 - kHeadroom - offset[r]);
+      rescale[r] = moves ? exp2_approx(before * scale_log2 - kHeadroom - offset[r]) : 1.0F;
       row_sum[r] *= rescale[r];
     }
   }
@@ -110,6 +120,13 @@ struct OnlineSoftmax {
   // WGMMAs up to the first stall of its basic block, and the exponentials would not run under O += P V.
   __device__ __forceinline__ void finish_row(int r) const {
     if (row_sum[r] < 0.0F) { __nanosleep(0); }
+  }
+
+  // rescale_output(), left out by warps none of whose rows moved: a factor of 1 changes no bit. No WGMMA may be in
+  // flight, since ptxas would wait for it before the branch.
+  template <class Accumulator>
+  __device__ __forceinline__ void rescale_moved_output(Accumulator& output) const {
+    if (__any_sync(0xffffffff, rescale[0] != 1.0F || rescale[1] != 1.0F)) { rescale_output(output); }
   }
 
   template <class Accumulator>
