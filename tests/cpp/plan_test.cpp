@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "hopper_attention/forward.h"
@@ -212,12 +213,12 @@ TEST_CASE("plan: heads are packed where tiles would be mostly idle, and only the
                        {"no heads to pack", 1, 8, 8, 1},
                        {"one query past a tile: 2 tiles a head, packed 5 for 4 heads", rows + 1, 32, 8, 4},
                        {"a full tile of queries has no idle rows", rows, 32, 8, 1},
-                       {"a long prompt saves less than an eighth", 32 * rows + 1, 32, 8, 1}}) {
+                       {"a long prompt saves too little", 128 * rows + 1, 32, 8, 1}}) {
     CAPTURE(c.why);
     Problem const p = problem(1, c.seqlen_q, 1000, c.heads_q, c.heads_k, 128, true);
     Plan const made = plan(p, card(132));
     CHECK(made.packed_heads == c.packed);
-    std::int64_t const queries_per_tile = made.tile.rows / 64 * (64 / c.packed);
+    std::int64_t const queries_per_tile = slabs_of(made.tile) * (rows_of_slab(made.tile) / c.packed);
     CHECK(made.tiles == ceil_div<std::int64_t>(c.seqlen_q, queries_per_tile) * (c.heads_q / c.packed));
     CHECK(made.tiles <= ceil_div(c.seqlen_q, made.tile.rows) * c.heads_q);
   }
@@ -228,7 +229,7 @@ TEST_CASE("plan: heads that share K and V stay together; L2 is left only where t
     for (int const heads_k : {1, 4, 10, 16}) {
       for (int const ratio : {1, 4, 5}) {
         Problem const p = problem(2, seqlen, seqlen, heads_k * ratio, heads_k, 128, true);
-        Plan const made = plan(p, card(132));
+        Plan const made = testing::plan_with(p, card(132), {.cluster = -1});
         CAPTURE(made.explain());
         int const all = p.batch * p.heads_q / made.packed_heads;
         CHECK(made.heads_per_pass >= 1);
@@ -240,7 +241,7 @@ TEST_CASE("plan: heads that share K and V stay together; L2 is left only where t
         if (!fits && made.tiles < 1 << 15) {
           // What fits would leave blocks with more than their share.
           auto const fitting = static_cast<int>(std::max<std::int64_t>(in_l2, sharing));
-          Plan const narrow = testing::plan_with(p, card(132), {.heads_per_pass = fitting});
+          Plan const narrow = testing::plan_with(p, card(132), {.heads_per_pass = fitting, .cluster = -1});
           CHECK(causal_imbalance(narrow, p) > causal_imbalance(made, p));
         }
       }
@@ -365,12 +366,16 @@ TEST_CASE("plan_with: a forced choice replaces the plan's own and is named as fo
   CHECK(plan_with(p, card(132), {.tile = {.head_dim = 128}}).tile.head_dim == 128);
   CHECK(plan_with(p, card(132), {}).reasons == plan(p, card(132)).reasons);
   CHECK_THROWS_AS(plan_with(p, card(132), {.tile = {.rows = 7}}), InvalidArgument);
-  CHECK_THROWS_AS(plan_with(p, card(132), {.packed_heads = 3}), InvalidArgument);
+  CHECK_THROWS_AS(plan_with(p, card(132), {.packed_heads = 3, .cluster = -1}), InvalidArgument);
   Plan const split = plan_with(p, card(132), {.num_splits = 2});
   CHECK((split.forces_splits && split.max_splits == 2));
 }
 
 TEST_CASE("plan: lengths on the device ask for the kernels of both classes, or for one where no other can be needed") {
+  DeviceInfo const device = card(132);
+  // What clusters take instead has tests of its own.
+  auto const listed_plan = [&](Problem const& p) { return testing::plan_with(p, device, {.cluster = -1}); };
+
   struct Case {
     char const* why;
     int seqlen_q;
@@ -392,7 +397,7 @@ TEST_CASE("plan: lengths on the device ask for the kernels of both classes, or f
     Problem p = ragged(c.seqlen_q, 4096, 128);
     p.num_splits = static_cast<int>(c.num_splits);
     p.batch_invariant = c.batch_invariant;
-    Plan const made = plan(p, card(132));
+    Plan const made = listed_plan(p);
     CHECK((made.listed && made.makes_schedule));
     CHECK(made.fixed_splits == c.batch_invariant);
     CHECK(made.packed_heads == 4);
@@ -401,23 +406,23 @@ TEST_CASE("plan: lengths on the device ask for the kernels of both classes, or f
     for (KernelPlan const& kernel : made.kernels) {
       families.push_back(kernel.family);
       may_split.push_back(kernel.may_split);
-      CHECK(kernel.ctas <= 132 * kernel.tile.per_sm);
-      CHECK(kernel.threads == (kernel.tile.rows / 64 + 1) * 128);
+      CHECK(kernel.ctas <= device.sm_count * kernel.tile.per_sm);
+      CHECK(kernel.threads == (slabs_of(kernel.tile) + 1) * 128);
     }
     CHECK(families == c.families);
     CHECK(may_split == c.may_split);
     CHECK((made.num_splits > 1) == (std::find(may_split.begin(), may_split.end(), true) != may_split.end()));
     p.has_metadata = true;
-    Plan const given = plan(p, card(132));
+    Plan const given = listed_plan(p);
     // Metadata of a dense q may count other queries than the call has, which splits of fixed size must not depend on.
     CHECK(given.makes_schedule == c.batch_invariant);
     CHECK((given.workspace_bytes < made.workspace_bytes) != c.batch_invariant);
     CHECK(given.kernels.size() == made.kernels.size());
     p.packed_q = true;
-    Plan const packed = plan(p, card(132));
+    Plan const packed = listed_plan(p);
     p.has_metadata = false;
     CHECK_FALSE(packed.makes_schedule);
-    CHECK(packed.workspace_bytes < plan(p, card(132)).workspace_bytes);
+    CHECK(packed.workspace_bytes < listed_plan(p).workspace_bytes);
   }
 }
 
@@ -430,8 +435,10 @@ TEST_CASE("plan: tiles of a ragged call follow from the head dims and the class 
           p.num_splits = 0;
           p.batch_invariant = batch_invariant;
           p.mask.left = seqlen_k / 2;
+          bool const few = 4 * seqlen_q <= 16 && !batch_invariant;
           for (KernelPlan const& kernel : plan(p, card(114)).kernels) {
-            TileUse const use = kernel.family == KernelFamily::kDecode ? TileUse::kDecode : TileUse::kRagged;
+            TileUse const decode = few ? TileUse::kFewRows : TileUse::kDecode;
+            TileUse const use = kernel.family == KernelFamily::kDecode ? decode : TileUse::kRagged;
             CHECK(kernel.tile == find_tile(head_dim, head_dim, use)->tile);
           }
         }
@@ -470,6 +477,189 @@ TEST_CASE("plan: batch invariance has room for every split of the sequences with
   CHECK(decode.most_tiles == 8 * 8);
   CHECK(decode.partial_slots == 8 * 8 * 5);  // 2048 keys each, and one more where a page does not begin a block
   CHECK(made.kernels.at(0).partial_slots == 0);
+}
+
+namespace {
+
+// Calls that clusters may take, and some that they may not: 1 to 80 rows of few and many heads, short and long.
+std::vector<Problem> decode_problems() {
+  std::vector<Problem> problems;
+  for (int const batch : {1, 2, 7, 16, 64, 300}) {
+    for (int const seqlen_q : {1, 2, 4, 5, 8, 9, 16, 17, 20}) {
+      for (int const seqlen_k : {0, 1, 100, 300, 5000, 100'000}) {
+        for (int const num_splits : {0, 1, 2, 3, 5, 16, 40}) {
+          for (int const head_dim : {64, 96, 128, 256}) {
+            Problem p = ragged(seqlen_q, seqlen_k, head_dim, batch);
+            p.num_splits = num_splits;
+            if (seqlen_k == 300) { p.keys = KeyLayout::kPaged; }
+            problems.push_back(p);
+            p = problem(batch, seqlen_q, seqlen_k, 32, 8, head_dim, true);
+            p.num_splits = num_splits;
+            problems.push_back(p);
+          }
+        }
+      }
+    }
+  }
+  return problems;
+}
+
+bool is_cluster_size(int size) { return size == 1 || size == 2 || size == 4 || size == 8 || size == 16; }
+
+}  // namespace
+
+TEST_CASE("plan: clusters take one tile for each sequence and head group, all of them at once, and need no workspace") {
+  DeviceInfo const device = card(132);
+  int shared = 0;
+  int alone = 0;
+  int listed = 0;
+  for (Problem const& p : decode_problems()) {
+    Plan const made = plan(p, device);
+    CAPTURE(made.explain());
+    if (made.cluster == 0) {
+      ++listed;
+      continue;
+    }
+    REQUIRE(is_cluster_size(made.cluster));
+    REQUIRE(made.kernels.size() == 1);
+    KernelPlan const& kernel = made.kernels.front();
+    int const packed = p.heads_q / p.heads_k;
+    int const rows = p.seqlen_q * packed;
+    int const tiles = p.batch * p.heads_k;
+    CHECK(kernel.family == KernelFamily::kDecode);
+    CHECK(rows <= 64);
+    CHECK(made.packed_heads == packed);
+    CHECK(made.tiles == tiles);
+    CHECK(made.workspace_bytes == 0);
+    CHECK(kernel.partial_slots == 0);
+    CHECK_FALSE((made.listed || made.makes_schedule || kernel.may_split));
+    CHECK(made.num_splits == made.cluster);
+    CHECK((p.num_splits == 0 || made.cluster <= p.num_splits));
+    // A cluster of which half has no keys to read would be a smaller one.
+    std::int64_t const blocks = ceil_div(std::max(p.seqlen_k, 1), kernel.tile.keys) + 1;
+    CHECK(made.cluster < 2 * blocks);
+    if (made.cluster == 1) {
+      CHECK(made.ctas == std::min(tiles, 132 * kernel.tile.per_sm));
+      ++alone;
+    } else {
+      CHECK(made.ctas == tiles * made.cluster);
+      CHECK(made.ctas <= 132 * kernel.tile.per_sm);
+      CHECK(rows <= 32);
+      CHECK(explains(made, concat("a cluster of ", made.cluster, " blocks")));
+      ++shared;
+    }
+  }
+  CHECK(shared > 100);
+  CHECK(alone > 100);
+  CHECK(listed > 100);
+}
+
+TEST_CASE("plan: without a schedule no block reads more than 4 MiB of keys and values") {
+  DeviceInfo const device = card(132);
+  for (Problem p : decode_problems()) {
+    p.mask = {};
+    Plan const made = plan(p, device);
+    if (made.cluster == 0) { continue; }
+    CAPTURE(made.explain());
+    TileConfig const& tile = made.kernels.front().tile;
+    std::int64_t const share = ceil_div(ceil_div(p.seqlen_k, tile.keys), made.cluster);
+    std::int64_t const bytes = share * tile.keys * (p.head_dim + p.head_dim_v) * 2;
+    bool const in_turn = made.tiles > made.ctas;
+    CHECK(bytes <= std::int64_t{4} << 20);
+    CHECK((!in_turn || (made.cluster == 1 && share <= 4)));
+  }
+  // A mask bounds what is read as the lengths do.
+  Problem windowed_decode = ragged(1, 1 << 20, 128, 16);
+  windowed_decode.num_splits = 0;
+  CHECK(plan(windowed_decode, device).cluster == 0);
+  windowed_decode.mask.left = 1000;
+  CHECK(plan(windowed_decode, device).cluster > 0);
+}
+
+TEST_CASE("plan: clusters share the tiles of a call with few of them, as far as num_splits allows") {
+  auto const cluster = [](int batch, int seqlen_k, int num_splits) {
+    Problem p = ragged(1, seqlen_k, 128, batch);
+    p.num_splits = num_splits;
+    return plan(p, card(132)).cluster;
+  };
+  CHECK(cluster(1, 8192, 0) > 2);
+  CHECK(cluster(1, 8192, 1) == 1);
+  CHECK(cluster(1, 8192, 2) == 2);
+  CHECK(cluster(1, 8192, 3) == 2);
+  CHECK(cluster(1, 100, 0) == 1);         // one block
+  CHECK(cluster(16, 8192, 0) == 1);       // 128 tiles fill the card
+  CHECK(cluster(64, 8192, 0) == 0);       // more tiles than blocks, and long
+  CHECK(cluster(64, 200, 0) == 1);        // and short
+  CHECK(cluster(1, 10'000'000, 0) == 0);  // one sequence may be too long for a cluster
+}
+
+TEST_CASE("plan: batch invariance keeps the tile of 64 rows and the splits of fixed size") {
+  for (Problem p : decode_problems()) {
+    p.batch_invariant = true;
+    Plan const made = plan(p, card(132));
+    CHECK(made.cluster == 0);
+    CHECK((made.listed && made.fixed_splits));
+    TileConfig const& tile = find_tile(p.head_dim, p.head_dim_v, TileUse::kDecode)->tile;
+    for (KernelPlan const& kernel : made.kernels) {
+      CHECK((kernel.family == KernelFamily::kPrefill || kernel.tile == tile));
+    }
+  }
+}
+
+TEST_CASE("plan: 16 rows take the tile of few rows, one more the tile of 64") {
+  for (auto const& [seqlen_q, heads_q, few] : {std::tuple{1, 8, true},
+                                               {4, 32, true},
+                                               {2, 64, true},
+                                               {16, 8, true},
+                                               {5, 32, false},
+                                               {17, 8, false},
+                                               {3, 64, false},
+                                               {1, 136, false}}) {
+    CAPTURE(seqlen_q);
+    CAPTURE(heads_q);
+    for (int const forced_cluster : {0, -1}) {
+      Problem const p = problem(2, seqlen_q, 1000, heads_q, 8, 128);
+      Plan const made = testing::plan_with(p, card(132), {.cluster = forced_cluster});
+      REQUIRE(made.kernel == KernelFamily::kDecode);
+      CHECK(made.tile == find_tile(128, 128, few ? TileUse::kFewRows : TileUse::kDecode)->tile);
+    }
+  }
+}
+
+TEST_CASE("plan: the next call starts early unless half of its clusters would have to wait for this one's to end") {
+  for (Problem const& p : decode_problems()) {
+    Plan const made = plan(p, card(132));
+    if (made.cluster <= 1) {
+      CHECK(made.starts_early);
+    } else {
+      CAPTURE(made.explain());
+      CHECK((!made.starts_early || 2 * made.ctas <= 132 * made.tile.per_sm));
+    }
+  }
+  CHECK(plan(problem(2, 512, 4096, 32, 8, 128, true), card(132)).starts_early);
+}
+
+TEST_CASE("plan_with: clusters can be forced and forbidden") {
+  using testing::plan_with;
+  DeviceInfo const device = card(132);
+  Problem p = ragged(1, 5000, 128, 3);
+  p.num_splits = 0;
+  for (int const size : {1, 2, 4, 8, 16}) {
+    Plan const made = plan_with(p, device, {.cluster = size});
+    CHECK(made.cluster == size);
+    CHECK(made.ctas == 3 * 8 * size);
+    CHECK(made.workspace_bytes == 0);
+  }
+  Plan const none = plan_with(p, device, {.cluster = -1});
+  CHECK(none.cluster == 0);
+  CHECK(none.listed);
+  CHECK(plan_with(p, device, {.num_splits = 2}).cluster == 0);
+  p.num_splits = 1;
+  CHECK(plan_with(p, device, {.cluster = 1}).cluster == 1);
+  CHECK_THROWS_AS(plan_with(p, device, {.cluster = 2}), InvalidArgument);
+  Problem many = ragged(9, 5000, 128, 3);  // 36 rows
+  many.num_splits = 0;
+  CHECK_THROWS_AS(plan_with(many, device, {.cluster = 4}), InvalidArgument);
 }
 
 TEST_CASE("device_info: cards by name; an unknown one is refused with the known ones") {

@@ -90,13 +90,21 @@ AttentionParams params_of(Call& call, KernelPlan const& kernel) {
   AttentionParams p{};
   p.schedule = schedule_of(call, kernel);
   p.sequences = call.sequences;
-  p.packing = make_packing(call.plan.packed_heads);
+  int const rows = rows_of_slab(kernel.tile);
+  p.packing = make_packing(call.plan.packed_heads, call.plan.cluster > 1 ? std::min(rows, kMostMergeRows) : rows);
   p.mask = call.problem.mask;
   p.load.groups_per_head_k = FastDivmod(sharing);
   p.alignment.unit = call.page_unit;
   p.keys_in_l2 = call.plan.keys_in_l2;
   p.sharing = sharing;
-  p.listed = true;
+  p.listed = call.plan.listed;
+  if (call.plan.cluster > 0) {
+    p.cluster.size = call.plan.cluster;
+    p.cluster.clusters = kernel.ctas / call.plan.cluster;
+    p.cluster.tiles = static_cast<int>(kernel.most_tiles);
+    p.cluster.ctas_of_tile = FastDivmod(call.plan.cluster);
+    p.cluster.tiles_of_sequence = FastDivmod(call.problem.heads_q / call.plan.packed_heads);
+  }
   return p;
 }
 
@@ -115,6 +123,7 @@ struct Request {
   Arguments options;
   int sm_count = 132;
   int forced_splits = 0;
+  int forced_cluster = 0;
   bool packed_q = true;
   bool packed_k = false;
   int page_unit = 1;
@@ -126,9 +135,10 @@ struct Request {
 std::string text_of(Request const& r) {
   std::ostringstream text;
   text << "heads " << r.heads_q << "/" << r.heads_k << ", d " << r.head_dim << ", SMs " << r.sm_count << ", splits "
-       << r.options.num_splits << " forced " << r.forced_splits << (r.options.batch_invariant ? ", fixed" : "")
-       << (r.packed_q ? ", packed q" : "") << (r.packed_k ? ", packed k" : "") << (r.alike ? ", alike" : "")
-       << ", page unit " << r.page_unit << ", leftpad " << r.leftpad << ", lengths";
+       << r.options.num_splits << " forced " << r.forced_splits << ", cluster " << r.forced_cluster
+       << (r.options.batch_invariant ? ", fixed" : "") << (r.packed_q ? ", packed q" : "")
+       << (r.packed_k ? ", packed k" : "") << (r.alike ? ", alike" : "") << ", page unit " << r.page_unit
+       << ", leftpad " << r.leftpad << ", lengths";
   for (std::size_t i = 0; i < std::min<std::size_t>(r.lengths.size(), 40); ++i) {
     text << " " << r.lengths[i].q << "x" << r.lengths[i].k;
   }
@@ -206,6 +216,7 @@ void make_call(Request const& r, Call& call) {
                               options);
   testing::ForcedPlan forced;
   forced.num_splits = r.forced_splits;
+  forced.cluster = r.forced_cluster;
   call.plan = testing::plan_with(call.problem, card(r.sm_count), forced);
   if (call.problem.ragged && call.plan.listed) { call.metadata = model_metadata(schedule_kernel_of(call)); }
 }
@@ -246,6 +257,7 @@ Request random_request(Random& random) {
   r.options.num_splits = one_of<int>(random, {0, 0, 1, 2, 3, 7, 256});
   r.options.batch_invariant = pick(random, 0, 3) == 0;
   r.forced_splits = pick(random, 0, 3) == 0 ? one_of<int>(random, {2, 3, 7, 256}) : 0;
+  r.forced_cluster = pick(random, 0, 1) == 0 ? -1 : 0;
   r.options.causal = pick(random, 0, 1) == 0;
   if (pick(random, 0, 3) == 0) { r.options.window_left = pick(random, 0, 2000); }
   if (pick(random, 0, 5) == 0) { r.options.window_right = pick(random, 0, 300); }
@@ -266,7 +278,7 @@ enum class Turn { kRandom, kLeastLoaded };
 // unit took the same time; fills `done`. Returns what is wrong; empty if nothing is.
 std::string run_kernel(AttentionParams const& params, KernelPlan const& kernel, Random& random, Turn turn,
                        std::vector<Done>& done) {
-  int const slabs = kernel.tile.rows / kSlabRows;
+  int const slabs = slabs_of(kernel.tile);
   std::int64_t const most_items = kernel.most_units + kernel.most_tiles;
   struct Cta {
     WorkSource source;
@@ -339,8 +351,9 @@ std::map<TileName, std::vector<Part>> parts_of_tiles(std::vector<Done> const& do
 // Every key block of every query block once, by the kernel of the sequence's class.
 std::string coverage_fault(Call const& call, KernelPlan const& kernel, AttentionParams const& params,
                            std::map<TileName, std::vector<Part>> const& tiles) {
-  int const groups = params.schedule.head_groups;
-  TileShape const shape = tile_shape(kernel.tile, call.plan.packed_heads, call.plan.fixed_splits);
+  int const groups = call.problem.heads_q / call.plan.packed_heads;
+  int const queries = params.packing.queries_per_slab * slabs_of(kernel.tile);
+  bool const by_cluster = params.cluster.on();
   int const few = kSlabRows / call.plan.packed_heads;
   std::size_t expected = 0;
   for (int b = 0; b < call.problem.batch; ++b) {
@@ -348,9 +361,9 @@ std::string coverage_fault(Call const& call, KernelPlan const& kernel, Attention
     bool const mine =
         call.plan.kernels.size() == 1 || (sequence.len.q <= few) == (kernel.family == KernelFamily::kDecode);
     if (!mine) { continue; }
-    for (int m = 0; m * shape.queries < sequence.len.q; ++m) {
-      int const last_row = std::min((m + 1) * shape.queries, sequence.len.q) - 1;
-      BlockRange const all = block_range(call.problem.mask, m * shape.queries, last_row, sequence.len, shape.keys,
+    for (int m = 0; m * queries < sequence.len.q; ++m) {
+      int const last_row = std::min((m + 1) * queries, sequence.len.q) - 1;
+      BlockRange const all = block_range(call.problem.mask, m * queries, last_row, sequence.len, kernel.tile.keys,
                                          {call.page_unit, sequence.k_row});
       for (int head = 0; head < groups; ++head) {
         ++expected;
@@ -364,8 +377,12 @@ std::string coverage_fault(Call const& call, KernelPlan const& kernel, Attention
             return "a part outside" + where;
           }
           for (int n = part.begin; n < part.end; ++n) { ++visits[static_cast<std::size_t>(n)]; }
+          if (by_cluster) { continue; }
           if (part.slot < 0 && found->second.size() > 1) { return "a whole tile and more" + where; }
           if (part.slot >= 0 && found->second.size() == 1) { return "a single part" + where; }
+        }
+        if (by_cluster && static_cast<int>(found->second.size()) != params.cluster.size) {
+          return "not one part for each CTA of the cluster" + where;
         }
         for (int const count : visits) {
           if (count != 1) { return "a block is visited " + std::to_string(count) + " times" + where; }
@@ -390,8 +407,8 @@ std::string slot_fault(std::vector<Done> const& done) {
 std::string combine_fault(Call& call, KernelPlan const& kernel, std::map<TileName, std::vector<Part>> const& tiles) {
   SplitCombineTask task;
   task.schedule = schedule_of(call, kernel);
-  task.queries_per_slab = kSlabRows / call.plan.packed_heads;
-  task.slabs = kernel.tile.rows / kSlabRows;
+  task.queries_per_slab = rows_of_slab(kernel.tile) / call.plan.packed_heads;
+  task.slabs = slabs_of(kernel.tile);
   task.candidates = static_cast<int>(call.plan.fixed_splits ? kernel.most_tiles : kernel.partial_slots / 2 - 1);
   std::set<TileName> merged;
   for (int i = 0; i < task.candidates; ++i) {
@@ -428,8 +445,37 @@ std::string order_fault(Call const& call, std::vector<Done> done) {
   return "";
 }
 
+// Runs all CTAs of a grid of clusters. CTAs of a cluster wait for each other at every tile, so that they must take the
+// same ones in the same order.
+std::string run_clusters(AttentionParams const& params, KernelPlan const& kernel, std::vector<Done>& done) {
+  ClusterParams const& cluster = params.cluster;
+  std::vector<TileName> leader;
+  for (int cta = 0; cta < kernel.ctas; ++cta) {
+    ClusterWorkSource source(params, cta);
+    int const rank = cta % cluster.size;
+    std::vector<TileName> mine;
+    for (int calls = 0;; ++calls) {
+      if (calls > 100'000) { return "no end"; }
+      WorkItem item;
+      Sequence sequence{};
+      source.next(item, sequence, 0);
+      if (item.place < 0) { break; }
+      if (item.first != rank || item.last != rank + 1 || item.units != cluster.size) { return "the part of another"; }
+      if (item.slot != -1) { return "a slot"; }
+      TileWork const work = tile_work(params, slabs_of(kernel.tile), kernel.tile.keys, item, sequence);
+      if (work.queries.last < work.queries.first) { continue; }
+      if (work.queries.last - work.queries.first >= params.packing.queries_per_slab) { return "too many queries"; }
+      mine.emplace_back(sequence.batch, item.head, item.m);
+      done.push_back({item, work, cta, -1});
+    }
+    if (rank == 0) { leader = mine; }
+    if (mine != leader) { return "CTAs of a cluster do not take the same tiles"; }
+  }
+  return "";
+}
+
 struct Seen {
-  int by_units = 0, by_tiles = 0, fixed = 0, alike = 0, parted = 0, two_kernels = 0;
+  int by_units = 0, by_tiles = 0, fixed = 0, alike = 0, parted = 0, two_kernels = 0, clusters = 0;
 };
 
 // Units of the busiest CTA, over those of all.
@@ -480,6 +526,14 @@ std::string share_fault(AttentionParams const& params, KernelPlan const& kernel,
 }
 
 std::string call_fault(Call& call, Random& random, Seen& seen) {
+  if (call.plan.cluster > 0) {
+    ++seen.clusters;
+    KernelPlan const& kernel = call.plan.kernels.front();
+    AttentionParams const params = params_of(call, kernel);
+    std::vector<Done> done;
+    std::string const fault = run_clusters(params, kernel, done);
+    return fault.empty() ? coverage_fault(call, kernel, params, parts_of_tiles(done)) : fault;
+  }
   if (!call.plan.listed) { return ""; }
   seen.two_kernels += call.plan.kernels.size() == 2;
   seen.alike += !call.problem.ragged;
@@ -545,6 +599,66 @@ TEST_CASE("schedule: random calls compute every key block of every query block o
   CHECK(seen.alike > 20);
   CHECK(seen.two_kernels > 50);
   CHECK(seen.parted > 1000);
+  CHECK(seen.clusters > 20);
+}
+
+TEST_CASE(
+    "clusters: all CTAs together visit every key block of every query block once, each of a cluster a part of all") {
+  Random random(7);
+  int in_turn = 0;
+  int longer = 0;
+  int idle = 0;
+  for (int i = 0; i < 1000; ++i) {
+    Request r;
+    int const batch = one_of<int>(random, {1, 2, 3, 9, 40});
+    std::tie(r.heads_q, r.heads_k) =
+        one_of<std::pair<int, int>>(random, {{1, 1}, {4, 4}, {8, 2}, {8, 1}, {24, 8}, {5, 1}, {16, 1}});
+    int const ratio = r.heads_q / r.heads_k;
+    int const most_q = one_of<int>(random, {16, 32}) / ratio;
+    int const ranks = pick(random, 0, 7) == 0 ? 2 : 1;
+    for (int b = 0; b < batch; ++b) {
+      int const total = one_of<int>(random, {0, 1, 63, 64, 65, 127, 128, 129, 700, pick(random, 0, 9000)});
+      r.lengths.push_back({pick(random, 0, most_q), (total + ranks - 1) / ranks, total});
+    }
+    r.head_dim = one_of<int>(random, {64, 96, 128, 192, 256});
+    r.sm_count = one_of<int>(random, {1, 2, 48, 132});
+    r.options.num_splits = 0;
+    r.options.cp_world_size = ranks;
+    r.options.causal = pick(random, 0, 1) == 0;
+    if (pick(random, 0, 3) == 0) { r.options.window_left = pick(random, 0, 500); }
+    if (pick(random, 0, 6) == 0) { r.options.attention_chunk = pick(random, 1, 500); }
+    r.page_unit = one_of<int>(random, {1, 8, 64});
+    r.leftpad = ranks > 1 || pick(random, 0, 2) != 0 ? 0 : pick(random, 1, 90);
+    r.packed_q = pick(random, 0, 1) == 0;
+    r.forced_cluster = one_of<int>(random, {1, 2, 4, 8, 16});
+    CAPTURE(i);
+    CAPTURE(text_of(r));
+    Call call;
+    make_call(r, call);
+    REQUIRE(call.plan.cluster == r.forced_cluster);
+    KernelPlan kernel = call.plan.kernels.front();
+    if (pick(random, 0, 1) == 0) {
+      kernel.ctas = r.forced_cluster * pick(random, 1, static_cast<int>(kernel.most_tiles));
+    }
+    in_turn += kernel.ctas < kernel.most_tiles * r.forced_cluster;
+    // Queries that the bound does not know of.
+    if (r.packed_q && pick(random, 0, 2) == 0) {
+      ++longer;
+      int const b = pick(random, 0, batch - 1);
+      int const more = pick(random, 1, 90);
+      auto& starts = call.lengths.cu_seqlens_q;
+      for (auto n = static_cast<std::size_t>(b) + 1; n < starts.size(); ++n) { starts[n] += more; }
+      call.sequences.seqlen_q = starts.back();
+    }
+    AttentionParams const params = params_of(call, kernel);
+    std::vector<Done> done;
+    REQUIRE(run_clusters(params, kernel, done) == "");
+    REQUIRE(coverage_fault(call, kernel, params, parts_of_tiles(done)) == "");
+    for (Done const& d : done) { idle += d.work.range.empty(); }
+  }
+  CHECK(in_turn > 100);
+  CHECK(longer > 50);
+  CHECK(idle > 1000);
 }
 
 TEST_CASE("schedule: fixed splits of a sequence follow from the sequence alone") {
@@ -587,6 +701,7 @@ TEST_CASE("schedule: damaged metadata leads to no place outside, no slot outside
   for (int i = 0; i < 600; ++i) {
     Request request = random_request(random);
     request.alike = false;
+    request.forced_cluster = -1;
     if (request.lengths.size() > 64) { request.lengths.resize(64); }
     CAPTURE(i);
     CAPTURE(text_of(request));
@@ -621,7 +736,7 @@ TEST_CASE("schedule: damaged metadata leads to no place outside, no slot outside
       SplitCombineTask task;
       task.schedule = params.schedule;
       task.queries_per_slab = params.packing.queries_per_slab;
-      task.slabs = kernel.tile.rows / kSlabRows;
+      task.slabs = slabs_of(kernel.tile);
       auto const candidates = call.plan.fixed_splits ? kernel.most_tiles : kernel.partial_slots / 2 - 1;
       for (int candidate = 0; candidate < candidates; ++candidate) {
         Sequence sequence{};
