@@ -16,11 +16,13 @@ def force_plan(
     packed_heads: int = 0,
     heads_per_pass: int = 0,
     ctas: int = 0,
+    cluster: int = 0,
 ) -> Iterator[None]:
     """Within the block, GPU calls of this thread use these choices instead of the plan's own: for bitwise comparisons.
 
     tile: (rows, keys) or (rows, keys, stages). num_splits, packed_heads (1 or Hq / Hk), heads_per_pass, ctas: 0 leaves
-    the choice to the plan. A value that a problem does not allow raises ValueError in the call. Nests.
+    the choice to the plan. cluster: thread blocks that share a tile of few queries, a power of 2 up to 16; -1: none do;
+    0 leaves the choice to the plan. A value that a problem does not allow raises ValueError in the call. Nests.
     """
     choices = tuple(tile or ())
     if len(choices) not in (0, 2, 3):
@@ -35,6 +37,7 @@ def force_plan(
             heads_per_pass=heads_per_pass,
             ctas=ctas,
             num_splits=num_splits,
+            cluster=cluster,
         )
     )
     try:
