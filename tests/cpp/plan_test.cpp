@@ -435,7 +435,10 @@ TEST_CASE("plan: tiles of a ragged call follow from the head dims and the class 
           p.num_splits = 0;
           p.batch_invariant = batch_invariant;
           p.mask.left = seqlen_k / 2;
-          bool const few = 4 * seqlen_q <= 16 && !batch_invariant;
+          // Head dims without a tile of few rows have those of 64.
+          bool const known = find_tile(head_dim, head_dim, TileUse::kFewRows)->tile.head_dim ==
+                             find_tile(head_dim, head_dim, TileUse::kDecode)->tile.head_dim;
+          bool const few = 4 * seqlen_q <= 16 && !batch_invariant && known;
           for (KernelPlan const& kernel : plan(p, card(114)).kernels) {
             TileUse const decode = few ? TileUse::kFewRows : TileUse::kDecode;
             TileUse const use = kernel.family == KernelFamily::kDecode ? decode : TileUse::kRagged;
@@ -624,6 +627,8 @@ TEST_CASE("plan: 16 rows take the tile of few rows, one more the tile of 64") {
       CHECK(made.tile == find_tile(128, 128, few ? TileUse::kFewRows : TileUse::kDecode)->tile);
     }
   }
+  // A build with head dim 96 alone has all that its calls need.
+  CHECK(plan(problem(2, 1, 1000, 8, 8, 96), card(132)).tile.head_dim == 96);
 }
 
 TEST_CASE("plan: the next call starts early unless half of its clusters would have to wait for this one's to end") {

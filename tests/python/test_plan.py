@@ -160,8 +160,9 @@ def test_support_matrix_agrees_with_plans():
     } <= covered
     for row in rows:
         for dim, dim_v in zip(row["head_dims"], row["head_dims_v"], strict=True):
-            dims, lengths = {"head_dim": dim, "head_dim_v": dim_v}, {"max_seqlen_q": 1024, "max_seqlen_k": 1024}
-            found = plan(dtype=row["dtype"], causal=row["masked"], **dims, **lengths)
+            dims = {"head_dim": dim, "head_dim_v": dim_v}
+            shape = {"batch": 1, "max_seqlen_q": 1024, "max_seqlen_k": 1024, "heads_q": 1, "heads_kv": 1}
+            found = plan(dtype=row["dtype"], causal=row["masked"], **dims, **shape)
             assert found.tile == row["tile"]
             assert supported(dtype=row["dtype"], causal=row["masked"], **dims)[0] == row["built"]
 

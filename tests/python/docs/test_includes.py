@@ -22,7 +22,9 @@ BINDINGS = sorted([*(ROOT / "python/bindings").glob("*.h"), *(ROOT / "python/bin
 
 LOADERS = ["tma_loader.h", "gather_loader.h"]
 POLICIES = ["interval_mask.h", "tile_scheduler.h", *LOADERS, "epilogue.h"]
-ABOVE_POLICIES = ["mainloop.h", "attention_kernel.h", "attention_entries.h"]
+MAINLOOPS = ["mainloop.h", "swapped_mainloop.h"]
+ABOVE_POLICIES = [*MAINLOOPS, "attention_kernel.h", "attention_entries.h"]
+ENDS_OF_TILES = ["output_rows.h", "cluster_merge.h"]
 WORK = ["schedule.h", "work_source.h", "parted_tile.h"]
 DATA = ["params.h", "tile_work.h", "page_ids.h"]
 
@@ -126,23 +128,35 @@ def test_mask_and_scheduler_reach_no_other_policy_and_loader_and_epilogue_not_ea
 
 def test_only_the_kernels_look_for_work():
     """Loader, mainloop and epilogue get a TileWork; whoever shares it out knows none of them."""
-    for file in (*LOADERS, "epilogue.h", "mainloop.h"):
+    for file in (*LOADERS, "epilogue.h", *MAINLOOPS, *ENDS_OF_TILES):
         assert names(closure(kernel(file))[1]).isdisjoint({"work_source.h", "parted_tile.h"})
     for file in WORK:
         foreign, own = closure(kernel(file))
         assert [name for name in foreign if CUTE.search(name)] == []
-        assert names(own).isdisjoint({*LOADERS, "epilogue.h", "mainloop.h", "tile_work.h"})
+        assert names(own).isdisjoint({*LOADERS, "epilogue.h", *MAINLOOPS, *ENDS_OF_TILES, "tile_work.h"})
 
 
-def test_the_mainloop_knows_neither_loader_nor_epilogue():
-    assert names(closure(kernel("mainloop.h"))[1]).isdisjoint({*LOADERS, "epilogue.h"})
+@pytest.mark.parametrize("mainloop", MAINLOOPS)
+def test_a_mainloop_knows_neither_loader_nor_epilogue(mainloop):
+    assert names(closure(kernel(mainloop))[1]).isdisjoint({*LOADERS, "epilogue.h"})
+
+
+@pytest.mark.parametrize("file", ENDS_OF_TILES)
+def test_what_ends_a_tile_knows_no_policy_that_it_could_call_and_no_mainloop(file):
+    assert names(closure(kernel(file))[1]).isdisjoint({*LOADERS, "epilogue.h", *ABOVE_POLICIES})
 
 
 def test_loader_and_epilogue_reach_mask_and_scheduler_as_data_only():
     """Through params.h, tile_work.h and page_ids.h."""
+
+    def reached(file: Path) -> set[str]:
+        """Names of all that `file` includes, directly or not, but for what those three include."""
+        direct = {target for target in includes(file)[1] if target.name not in DATA}
+        return names(direct).union(*map(reached, direct))
+
     for policy in (*LOADERS, "epilogue.h"):
-        for target in names(set(includes(kernel(policy))[1])) - set(DATA):
-            assert names(closure(kernel(target))[1]).isdisjoint({"interval_mask.h", "tile_scheduler.h"}), target
+        assert reached(kernel(policy)).isdisjoint({"interval_mask.h", "tile_scheduler.h"})
+    assert {"cluster_merge.h", "output_rows.h", "sink.h"} <= reached(kernel("epilogue.h"))
 
 
 def imported_modules(file: Path) -> set[str]:
