@@ -167,7 +167,12 @@ class Planner {
   bool decodes() const { return rows_of_sequence() <= kSlabRows; }
   // The tile of a sequence must not depend on the others where its bits must not.
   TileUse decode_use() const {
-    return rows_of_sequence() <= kMostFewRows && !problem_.batch_invariant ? TileUse::kFewRows : TileUse::kDecode;
+    if (rows_of_sequence() > kMostFewRows || problem_.batch_invariant) { return TileUse::kDecode; }
+    // O^T of 96 columns is no multiple of 64: for them only the tile of 64 rows was built.
+    TileRow const* const few = find_tile(problem_.head_dim, problem_.head_dim_v, TileUse::kFewRows);
+    TileRow const* const many = find_tile(problem_.head_dim, problem_.head_dim_v, TileUse::kDecode);
+    bool const alike = few != nullptr && many != nullptr && few->tile.head_dim == many->tile.head_dim;
+    return alike && few->tile.head_dim_v == many->tile.head_dim_v ? TileUse::kFewRows : TileUse::kDecode;
   }
   int scheduled_packing() const { return hopper_attention::scheduled_packing(problem_.heads_q, problem_.heads_k); }
 

@@ -36,8 +36,7 @@ constexpr TileShape tile_shape(TileConfig const& tile, int packed_heads, bool fi
 // A schedule counts blocks of the decode tile, whichever of the two kinds a call uses.
 static_assert(std::all_of(kTiles.begin(), kTiles.end(), [](TileRow const& row) {
   TileConfig const& t = row.tile;
-  return find_tile(t.head_dim, t.head_dim_v, TileUse::kDecode)->tile.keys ==
-         find_tile(t.head_dim, t.head_dim_v, TileUse::kFewRows)->tile.keys;
+  return row.use != TileUse::kFewRows || find_tile(t.head_dim, t.head_dim_v, TileUse::kDecode)->tile.keys == t.keys;
 }));
 
 constexpr std::int64_t aligned_bytes(std::int64_t bytes) { return (bytes + 255) / 256 * 256; }

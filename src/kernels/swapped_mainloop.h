@@ -155,7 +155,7 @@ class SwappedMainloop {
     cute::Tensor sQ = make_tensor(make_smem_ptr(shared_.q[0]), typename Traits::LayoutQ{});       // (16, D)
     cute::Tensor sK = make_tensor(make_smem_ptr(shared_.ring[0]), typename Traits::LayoutK{});    // (keys, D, slots)
     cute::Tensor sVt = make_tensor(make_smem_ptr(shared_.ring[0]), typename Traits::LayoutVt{});  // (Dv, keys, slots)
-    cute::Tensor sP = make_tensor(make_smem_ptr(shared_.p), typename Traits::LayoutP{});          // (16, keys)
+    cute::Tensor sP = make_tensor(make_smem_ptr(shared_.p[0]), typename Traits::LayoutP{});       // (16, keys, 2)
     typename Traits::MmaQk mma_qk;
     typename Traits::MmaPv mma_pv;
     auto const thread_qk = mma_qk.get_thread_slice(thread_);
@@ -163,7 +163,7 @@ class SwappedMainloop {
     cute::Tensor tSrK = thread_qk.partition_fragment_A(sK);   // (MMA, keys / 64, D / 16, slots)
     cute::Tensor tSrQ = thread_qk.partition_fragment_B(sQ);   // (MMA, 1, D / 16)
     cute::Tensor tOrV = thread_pv.partition_fragment_A(sVt);  // (MMA, Dv / 64, keys / 16, slots)
-    cute::Tensor tOrP = thread_pv.partition_fragment_B(sP);   // (MMA, 1, keys / 16)
+    cute::Tensor tOrP = thread_pv.partition_fragment_B(sP);   // (MMA, 1, keys / 16, 2)
     cute::Tensor tSrS = partition_fragment_C(mma_qk, Shape<Int<Traits::kKeys>, Int<kRows>>{});  // (MMA, keys / 64, 1)
     find_keys(work);
 
@@ -189,6 +189,7 @@ class SwappedMainloop {
     };
     // Column maxima and scores -> P, in shared memory, and what O and the sums shrink by.
     auto const exponentiate = [&]() __attribute__((always_inline)) {
+      turn_ ^= 1;
       auto scores = columns_view(tSrS);
       auto output = columns_view(output_);
       CUTE_UNROLL
@@ -202,7 +203,7 @@ class SwappedMainloop {
         for (int r = 0; r < size<1>(scores); ++r) {
           float const p = exp2_approx(scores(c, r) * params_.softmax.scale_log2 - offset);
           sum_[c] += p;
-          sP(place_.column(c), place_.row(r)) = Element(p);
+          sP(place_.column(c), place_.row(r), turn_) = Element(p);
         }
       }
       tma_store_fence();  // ordinary stores before the reads of WGMMA
@@ -226,7 +227,8 @@ class SwappedMainloop {
       wait(k);
       gemm_async<GMMA::ScaleOut::Zero>(mma_qk, tSrK(_, _, _, k.slot), tSrQ, tSrS);  // S^T = K_n @ Q^T
       wait(v);
-      gemm_async<GMMA::ScaleOut::One>(mma_pv, tOrV(_, _, _, v.slot), tOrP, output_);  // O^T += V_(n+1)^T @ P^T
+      gemm_async<GMMA::ScaleOut::One>(mma_pv, tOrV(_, _, _, v.slot), tOrP(_, _, _, turn_),
+                                      output_);  // O^T += V_(n+1)^T @ P^T
       warpgroup_wait<1>();
       warpgroup_fence_operand(tSrS);
       release(k);
@@ -238,7 +240,7 @@ class SwappedMainloop {
     }
     after_scores();
     wait(read);
-    gemm_async<GMMA::ScaleOut::One>(mma_pv, tOrV(_, _, _, read.slot), tOrP, output_);
+    gemm_async<GMMA::ScaleOut::One>(mma_pv, tOrV(_, _, _, read.slot), tOrP(_, _, _, turn_), output_);
     warpgroup_wait<0>();
     warpgroup_fence_operand(output_);
     release(read);
@@ -254,6 +256,7 @@ class SwappedMainloop {
   float sum_[kColumnsPerThread];  // of this thread's keys until finish()
   KeyInterval keys_[kColumnsPerThread];
   int exchange_ = 0;
+  int turn_ = 0;  // buffer of P
 };
 
 // Writes out and LSE of a tile, or the partial result of a part of it.

@@ -65,7 +65,7 @@ inline constexpr std::array kTiles{
     TileRow{TileUse::kRagged, {128, 112, 192, 192, 4}, "the widest that fits in shared memory"},
     TileRow{TileUse::kRagged, {128, 80, 256, 256, 4}, "the widest that fits in shared memory"},
     TileRow{TileUse::kDecode, {64, 128, 64, 64, 5, 2}, "two blocks an SM: one starts or ends while the other streams"},
-    TileRow{TileUse::kDecode, {64, 128, 96, 96, 7}, "blocks of 128 keys, as where few rows take the tile of d 128"},
+    TileRow{TileUse::kDecode, {64, 64, 96, 96, 7, 2}, "two blocks an SM"},
     TileRow{TileUse::kDecode,
             {64, 128, 128, 128, 6},
             "64 SMs with one block each reach 4,230 GB/s, with two blocks of 64 keys each 3,100"},

@@ -106,8 +106,12 @@ struct AttentionTraits {
   using LayoutVt =
       decltype(with_slots(tile_to_shape(AtomMn<kSlabColumnsV>{}, Shape<Int<kHeadDimV>, Int<kKeys>>{}, Step<_2, _1>{})));
 
-  // P of a tile of few rows, as second operand of O^T = V^T P^T.
-  using LayoutP = decltype(tile_to_shape(AtomK<64>{}, Shape<Int<kQueryRows>, Int<kSwapped ? kKeys : 64>>{}));
+  // P of a tile of few rows, as second operand of O^T = V^T P^T. Two take turns: while a fast warp writes the next one,
+  // the product of a slow one may still read.
+  using LayoutOfOneP = decltype(tile_to_shape(AtomK<64>{}, Shape<Int<kQueryRows>, Int<kSwapped ? kKeys : 64>>{}));
+  using LayoutP = decltype(make_composed_layout(
+      LayoutOfOneP{}.layout_a(), LayoutOfOneP{}.offset(),
+      append(LayoutOfOneP{}.layout_b(), make_layout(_2{}, Int<kQueryRows*(kSwapped ? kKeys : 64)>{}))));
   static constexpr int kElementsP = kSwapped ? kQueryRows * kKeys : 8;
 
   static constexpr int kSlabElementsQ = kQueryRows * kHeadDim;
@@ -119,7 +123,7 @@ struct AttentionTraits {
 
   static constexpr int kSharedLimit = 228 * 1024 / kTile.per_sm - 1024;
   static constexpr int kPartsLse = kDecode ? kMostCluster * kMergeRows : 1;
-  static constexpr int kBarrierBytes = 1024 + kPartsLse * 4 + (kSwapped ? 1536 + 2 * kElementsP : 0);  // and work items
+  static constexpr int kBarrierBytes = 1024 + kPartsLse * 4 + (kSwapped ? 512 + 4 * kElementsP : 0);  // and work items
   // How many items the scheduler is ahead. Items of one query are short; where CTAs draw their tiles, each one ahead is
   // one that no other CTA can take.
   static constexpr int kWorkSlots = kConsumerWarpgroups == 1 ? 4 : 2;
@@ -132,12 +136,12 @@ struct AttentionTraits {
     alignas(1024) Element ring[kStages][kSlotElements];
     alignas(1024) Element q[kConsumerWarpgroups][kSlabElementsQ];
     alignas(1024) Element o[kOwnOutputBuffer ? kConsumerWarpgroups : 1][kOwnOutputBuffer ? kSlabElementsO : 8];
+    alignas(kSwapped ? 1024 : 16) Element p[2][kElementsP];
     uint64_t q_full[kConsumerWarpgroups];
     uint64_t q_empty[kConsumerWarpgroups];
     uint64_t full[kStages];    // a block of K or V can be read
     uint64_t empty[kStages];   // every consumer warp is done with it
     uint64_t landed[kStages];  // a block of V has arrived, but some of its rows are still to be hidden
-    alignas(kSwapped ? 1024 : 16) Element p[kElementsP];
     float across_warps[2][cutlass::NumWarpsPerWarpGroup][kSwapped ? kQueryRows : 2];
     uint64_t parts_full;   // all CTAs of the cluster have sent their parts of this one's columns
     uint64_t parts_empty;  // and have merged theirs
