@@ -117,7 +117,8 @@ def queries_of_a_tile(case: Case) -> int:
         heads_kv=case.heads_k,
         num_splits=1,
     )
-    return plan.tile.rows // 64 * (64 // plan.packed_heads)
+    slab = min(plan.tile.rows, 64)
+    return plan.tile.rows // slab * (slab // plan.packed_heads)
 
 
 POISONED = [
