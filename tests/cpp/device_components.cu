@@ -126,6 +126,73 @@ __global__ void list_all(__grid_constant__ AttentionParams const params, int sla
   list_items(params, slabs, static_cast<int>(blockIdx.x), items + blockIdx.x * kMostItems);
 }
 
+// The same of a grid of clusters.
+HA_HOST_DEVICE void list_cluster_items(AttentionParams const& params, int cta, ListedItem* items) {
+  ClusterWorkSource source(params, cta);
+  for (int i = 0; i < kMostItems; ++i) {
+    WorkItem item;
+    Sequence sequence{};
+    source.next(item, sequence, 0);
+    items[i] = {item, sequence};
+    if (item.place < 0) { break; }
+  }
+}
+
+__global__ void list_clusters(__grid_constant__ AttentionParams const params, ListedItem* items) {
+  list_cluster_items(params, static_cast<int>(blockIdx.x), items + blockIdx.x * kMostItems);
+}
+
+// The items of grids of clusters, found by the device and by the host: tiles one for each CTA and taken in turn,
+// sequences without queries and with more than a tile holds. Returns how many grids differ.
+int check_clusters() {
+  int wrong = 0;
+  int grids = 0;
+  std::mt19937 random(3);
+  auto const up_to = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n + 1)); };
+  for (int round = 0; round < 400; ++round) {
+    int const batch = 1 + up_to(40);
+    std::vector<int> starts{0};
+    std::vector<int> keys;
+    for (int b = 0; b < batch; ++b) {
+      starts.push_back(starts.back() + (up_to(9) == 0 ? up_to(20) : up_to(2)));
+      keys.push_back(up_to(5000));
+    }
+    OnDevice<int> const starts_on_device(starts);
+    OnDevice<int> const keys_on_device(keys);
+    int const heads = 1 + up_to(7);
+    AttentionParams params{};
+    params.packing = make_packing(4, 16 << up_to(1));
+    params.sequences.batch = batch;
+    params.sequences.seqlen_q = starts.back();
+    params.sequences.capacity_k = 5000;
+    params.cluster.size = 1 << up_to(4);
+    params.cluster.tiles = batch * heads;
+    params.cluster.clusters = up_to(1) == 0 ? params.cluster.tiles : 1 + up_to(params.cluster.tiles - 1);
+    params.cluster.ctas_of_tile = FastDivmod(params.cluster.size);
+    params.cluster.tiles_of_sequence = FastDivmod(heads);
+    int const ctas = params.cluster.clusters * params.cluster.size;
+    std::vector<ListedItem> wanted(std::size_t{kMostItems} * ctas);
+    OnDevice<ListedItem> const listed(wanted);
+    AttentionParams on_device = params;
+    on_device.sequences.cu_seqlens_q = starts_on_device.data();
+    on_device.sequences.seqused_k = keys_on_device.data();
+    list_clusters<<<ctas, 1>>>(on_device, listed.data());
+    check(cudaGetLastError(), "launch of the list of clusters");
+    std::vector<ListedItem> const found = listed.host();
+    params.sequences.cu_seqlens_q = starts.data();
+    params.sequences.seqused_k = keys.data();
+    for (int cta = 0; cta < ctas; ++cta) {
+      list_cluster_items(params, cta, wanted.data() + std::size_t{kMostItems} * cta);
+    }
+    ++grids;
+    if (std::memcmp(found.data(), wanted.data(), wanted.size() * sizeof(ListedItem)) != 0 && ++wrong <= 5) {
+      std::fprintf(stderr, "round %d: host and device find different items of clusters\n", round);
+    }
+  }
+  std::printf("%d grids of clusters, %d wrong\n", grids, wrong);
+  return wrong;
+}
+
 // The kernel that makes the schedule against a plain loop, then the items that warps find in it against those that the
 // host finds. Returns how many batches differ.
 int check_schedules() {
@@ -217,7 +284,7 @@ int run() {
     std::puts("skipped: no GPU");
     return kSkipped;
   }
-  int const wrong_schedules = check_schedules();
+  int const wrong_schedules = check_schedules() + check_clusters();
   constexpr int kCases = 200000;
   std::mt19937 random(1);
   std::vector<Case> cases;
