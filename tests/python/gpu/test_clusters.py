@@ -335,62 +335,74 @@ CHAINS = {
 
 @pytest.mark.parametrize("chain", CHAINS)
 @pytest.mark.parametrize("rows", ["1 row", "16 rows", "32 rows"])
-def test_a_call_waits_for_what_the_one_before_writes(rows, chain):
+@pytest.mark.parametrize("in_graph", [False, True], ids=["eager", "graph"])
+def test_a_call_waits_for_what_the_one_before_writes(in_graph, rows, chain):
     calls = Chain(rows)
     expected = calls.run(CHAINS[chain], wait=True)
-    for _ in range(4):
-        if not same_bits(calls.run(CHAINS[chain], wait=False), expected):
-            fail(calls.case, f"{chain}: results differ from those with a wait after every call")
+    judge_runs(calls, chain, lambda: calls.run(CHAINS[chain], wait=False), expected, in_graph)
 
 
+@pytest.mark.parametrize("in_graph", [False, True], ids=["eager", "graph"])
 @pytest.mark.parametrize("chain", ["clusters of 1", "clusters of 8", "clusters and parts"])
-def test_a_call_waits_for_torch_and_torch_for_the_call(chain):
+def test_a_call_waits_for_torch_and_torch_for_the_call(chain, in_graph):
     calls = Chain("8 rows")
+    used = calls.made.lengths["cache_seqlens"]
+    lengths = [batches.int32(x) for x in ((700, 64, 1, 2500), (3, 2, 1, 900), (600, 1, 0, 2400))]
 
     def kernels(out: torch.Tensor, step: int) -> None:
         out.mul_(1.5).sub_(out.roll(1, 0), alpha=0.25)
-        if step % 3 == 0:  # lengths of the next call
-            calls.made.lengths["cache_seqlens"].copy_(lengths[step % len(lengths)])
-
-    lengths = [batches.int32(x) for x in ((700, 64, 1, 2500), (3, 2, 1, 900), (600, 1, 0, 2400))]
-    first = lengths[0].clone()
+        if step % 3 == 0:
+            used.copy_(lengths[step // 3 % len(lengths)])  # a copy by the driver: lengths of the next call
 
     def run(wait: bool) -> torch.Tensor:
-        calls.made.lengths["cache_seqlens"].copy_(first)
+        used.copy_(lengths[0])
         return calls.run(CHAINS[chain], wait, kernels)
 
     expected = run(True)
-    for _ in range(4):
-        if not same_bits(run(False), expected):
-            fail(calls.case, f"{chain}: results differ from those with a wait after every call")
+    judge_runs(calls, f"{chain}, torch between", lambda: run(False), expected, in_graph)
 
 
+@pytest.mark.parametrize("in_graph", [False, True], ids=["eager", "graph"])
 @pytest.mark.parametrize("chain", ["clusters of 2", "clusters and parts"])
-def test_a_call_waits_for_another_stream(chain):
+def test_a_call_waits_for_another_stream(chain, in_graph):
     """Through events, as engines do; every second call runs on the side stream."""
     calls = Chain("4 rows")
     expected = calls.run(CHAINS[chain], wait=True)
     side = torch.cuda.Stream()
-    main = torch.cuda.current_stream()
 
     def run() -> torch.Tensor:
+        main = torch.cuda.current_stream()
         q, out = calls.start.clone(), calls.spare.clone()
         found = []
         for step in range(24):
             stream, other = (side, main) if step % 2 else (main, side)
-            stream.wait_stream(other)
+            if step:
+                stream.wait_stream(other)
             with torch.cuda.stream(stream):
                 calls.call(q, out, **CHAINS[chain][step % len(CHAINS[chain])])
                 q, out = out, q
                 if step % 4 == 3:
                     found.append(q.clone())
         main.wait_stream(side)
-        torch.cuda.synchronize()
         return torch.stack(found)
 
-    for _ in range(3):
-        if not same_bits(run(), expected):
-            fail(calls.case, f"{chain}: results differ from those with a wait after every call")
+    judge_runs(calls, f"{chain}, two streams", run, expected, in_graph)
+
+
+def judge_runs(calls: Chain, what: str, run: Callable, expected: torch.Tensor, in_graph: bool) -> None:
+    """Several runs, or several replays of one, against the results with a wait after every call."""
+    if in_graph:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = run()
+    for _ in range(4):
+        if in_graph:
+            captured.zero_()
+            graph.replay()
+        found = captured if in_graph else run()
+        torch.cuda.synchronize()
+        if not same_bits(found, expected):
+            fail(calls.case, f"{what}: results differ from those with a wait after every call")
 
 
 @pytest.mark.parametrize("rows", ["4 rows", "32 rows"])
@@ -433,7 +445,7 @@ def test_appended_keys_arrive_before_they_are_read(layout, size):
     """A decode loop without a wait: each call appends the keys that the next one reads, and overwrites none too soon."""
     steps = 16
     case = main_dims(batch_of(f"append, cluster of {size}", "4 rows", layout, k_lengths=tuple(n + steps for n in KEYS),
-                              poison="zero", forced=(("cluster", size),)))  # fmt: skip
+                              call="cache", dense_q=True, poison="zero", forced=(("cluster", size),)))  # fmt: skip
     made = make(case.but(extra_k=0))
     kept = made.k.clone(), made.v.clone()
     generator = torch.Generator(support.DEVICE).manual_seed(2)
