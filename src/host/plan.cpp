@@ -29,6 +29,10 @@ constexpr std::int64_t kMaxTiles = std::int64_t{1} << 30;  // the scheduler coun
 constexpr double kPackingGain = 0.97;
 constexpr std::int64_t kTilesToCost = 1024;  // of a head; more are sampled
 
+// Clusters of more than 8 blocks are not portable: a card with SMs switched off may have no GPC with 16 of them.
+constexpr int kPortableCluster = 8;
+constexpr int kSmsForLargestCluster = 132;
+
 // Tiles with fewer key blocks than this are alike enough to be taken in turn.
 constexpr int kMostBlocksOfShortTile = 4;
 
@@ -136,6 +140,8 @@ class Planner {
 
   // Query blocks of a head.
   std::int64_t m_blocks(TileConfig const& tile, int packed_heads) const {
+    require(packed_heads <= rows_of_slab(tile), "packed_heads: ", packed_heads, " heads do not fit the ",
+            rows_of_slab(tile), " rows of the tile");
     std::int64_t const queries_per_tile = std::int64_t{slabs_of(tile)} * (rows_of_slab(tile) / packed_heads);
     return ceil_div<std::int64_t>(problem_.seqlen_q, queries_per_tile);
   }
@@ -226,9 +232,10 @@ class Planner {
       return forced_.cluster;
     }
     std::int64_t const blocks = blocks_of_tile(tile);
-    if (forced_.tile != TileConfig{}) { return 0; }
+    if (forced_.tile != TileConfig{} || forced_.packed_heads != 0 || forced_.heads_per_pass != 0) { return 0; }
     if (tiles > most_ctas(tile)) { return blocks <= kMostBlocksOfShortTile ? 1 : 0; }
-    int const most = problem_.num_splits == 0 ? kMostCluster : std::min(kMostCluster, problem_.num_splits);
+    int const possible = device_.sm_count < kSmsForLargestCluster ? kPortableCluster : kMostCluster;
+    int const most = problem_.num_splits == 0 ? possible : std::min(possible, problem_.num_splits);
     int size = 1;
     while (may_share && 2 * size <= most && size < blocks && 9 * size * tiles < 4 * available_sms() &&
            2 * size * tiles <= most_ctas_in_clusters(tile, 2 * size)) {
