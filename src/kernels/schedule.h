@@ -126,8 +126,8 @@ class Schedule {
     int const all = max_of(1, tiles());
     // A tile that takes longer than a block's share of all work.
     if (params_.metadata != nullptr && most_units() > 2 * ceil_div(units(), params_.ctas)) { return true; }
-    // Memory is nearly as fast for four ninths of the SMs as for all; arithmetic is not: whole tiles are as good where they leave
-    // less than a seventh of the grid idle.
+    // Memory is nearly as fast for four ninths of the SMs as for all; arithmetic is not: whole tiles are as good where
+    // they leave less than a seventh of the grid idle.
     if (params_.bound_by_memory) { return 9LL * all < 4LL * params_.ctas; }
     long long const rounds = ceil_div(all, params_.ctas);
     return 7LL * all < 6 * rounds * params_.ctas;
