@@ -241,8 +241,8 @@ class Planner {
            2 * size * tiles <= most_ctas_in_clusters(tile, 2 * size)) {
       size *= 2;
     }
-    // A schedule could use the SMs that few clusters leave idle.
-    bool const most_idle = leaves_most_idle(size * tiles);
+    // A schedule could use the SMs that few clusters leave idle, if it may split.
+    bool const most_idle = leaves_most_idle(size * tiles) && problem_.num_splits != 1;
     std::int64_t const bytes = ceil_div<std::int64_t>(blocks, size) * bytes_of_block(tile);
     return bytes <= (most_idle ? kMostBytesOfShare / 2 : kMostBytesOfShare) ? size : 0;
   }
