@@ -33,7 +33,7 @@ constexpr std::int64_t kTilesToCost = 1024;  // of a head; more are sampled
 constexpr int kPortableCluster = 8;
 constexpr int kSmsForLargestCluster = 132;
 
-// Tiles with fewer key blocks than this are alike enough to be taken in turn.
+// Tiles with at most so many key blocks are alike enough to be taken in turn.
 constexpr int kMostBlocksOfShortTile = 4;
 
 // Of K and V that a decode tile, or the share of a thread block in it, may have to read so that no schedule is needed
