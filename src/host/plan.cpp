@@ -1,5 +1,6 @@
 // Problem + device facts -> Plan. Pure: no pointers, no CUDA calls.
 #include <algorithm>
+#include <bit>
 #include <cstdint>
 #include <string>
 
@@ -227,6 +228,8 @@ class Planner {
     std::int64_t const tiles = std::int64_t{problem_.batch} * (problem_.heads_q / scheduled_packing());
     bool const may_share = problem_.num_splits != 1 && rows_of_sequence() <= kMostMergeRows;
     if (forced_.cluster > 0) {
+      require(std::has_single_bit(static_cast<unsigned>(forced_.cluster)) && forced_.cluster <= kMostCluster,
+              "cluster: must be a power of 2 up to ", kMostCluster, ", ", forced_.cluster, " was forced");
       require(may_share || forced_.cluster == 1, "cluster: ", rows_of_sequence(), " rows are more than ",
               kMostMergeRows, ", or num_splits is 1");
       return forced_.cluster;

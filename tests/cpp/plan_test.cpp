@@ -655,6 +655,7 @@ TEST_CASE("plan_with: clusters can be forced and forbidden") {
     CHECK(made.ctas == 3 * 8 * size);
     CHECK(made.workspace_bytes == 0);
   }
+  for (int const size : {3, 12, 32}) { CHECK_THROWS_AS(plan_with(p, device, {.cluster = size}), InvalidArgument); }
   Plan const none = plan_with(p, device, {.cluster = -1});
   CHECK(none.cluster == 0);
   CHECK(none.listed);
