@@ -2,8 +2,6 @@
 // follows from the heads, the head dims and batch invariance alone.
 #pragma once
 
-#include <algorithm>
-
 #include "hopper_attention/forward.h"
 #include "kernels/schedule.h"
 #include "kernels/tile_config.h"
@@ -32,12 +30,6 @@ constexpr TileShape tile_shape(TileConfig const& tile, int packed_heads, bool fi
   return {rows_of_slab(tile) / packed_heads * slabs_of(tile), tile.keys,
           fixed_splits ? (decode ? kFixedSplitKeys / tile.keys : 1 << 30) : 0};
 }
-
-// A schedule counts blocks of the decode tile, whichever of the two kinds a call uses.
-static_assert(std::all_of(kTiles.begin(), kTiles.end(), [](TileRow const& row) {
-  TileConfig const& t = row.tile;
-  return row.use != TileUse::kFewRows || find_tile(t.head_dim, t.head_dim_v, TileUse::kDecode)->tile.keys == t.keys;
-}));
 
 constexpr std::int64_t aligned_bytes(std::int64_t bytes) { return (bytes + 255) / 256 * 256; }
 

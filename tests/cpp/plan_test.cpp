@@ -609,6 +609,14 @@ TEST_CASE("plan: batch invariance keeps the tile of 64 rows and the splits of fi
   }
 }
 
+TEST_CASE("tiles: a schedule counts the blocks of a call whichever of the two decode tiles it uses") {
+  for (TileRow const& row : kTiles) {
+    if (row.use != TileUse::kFewRows) { continue; }
+    CAPTURE(row.tile.head_dim);
+    CHECK(find_tile(row.tile.head_dim, row.tile.head_dim_v, TileUse::kDecode)->tile.keys == row.tile.keys);
+  }
+}
+
 TEST_CASE("plan: 16 rows take the tile of few rows, one more the tile of 64") {
   for (auto const& [seqlen_q, heads_q, few] : {std::tuple{1, 8, true},
                                                {4, 32, true},
