@@ -140,8 +140,7 @@ def arguments(
         cache_leftpad,
         cu_seqlens_k_new,
         None if cp_world_size == 1 else cp_tot_seqused_k,  # one rank has all keys
-        # Its splits of fixed size are those of one rank's positions: a chunk may have more on another.
-        scheduler_metadata if cp_world_size == 1 or not batch_invariant else None,
+        scheduler_metadata,
         seqlen_k_new,
         seqused_k_all,
         max_seqlen_q,

@@ -305,18 +305,20 @@ class Planner {
       reason = "whole tiles would leave SMs idle";
     }
     plan_.listed = reason != nullptr;
-    // Metadata of a dense q count the queries they were made for, which may be others than this call's: splits of fixed
-    // size would differ.
-    bool const for_other_queries = problem_.has_metadata && plan_.fixed_splits && !problem_.packed_q;
-    plan_.makes_schedule = problem_.ragged && (!problem_.has_metadata || for_other_queries);
+    // Splits of fixed size would differ with metadata of a dense q, which count the queries they were made for, and
+    // with those of several ranks, which count the keys of one rank's positions: a chunk may have more on another.
+    bool const may_differ =
+        problem_.has_metadata && plan_.fixed_splits && (!problem_.packed_q || problem_.mask.cp_world > 1);
+    plan_.makes_schedule = problem_.ragged && (!problem_.has_metadata || may_differ);
     if (plan_.listed) {
-      because("schedule", reason, "; ",
-              plan_.makes_schedule
-                  ? for_other_queries
-                        ? "a kernel makes it first: with batch_invariant, metadata serve packed queries only"
-                        : "a kernel makes it first (get_scheduler_metadata makes it once for all layers)"
-              : problem_.has_metadata ? "the scheduler metadata given"
-                                      : "all sequences are alike, so that it follows from their number");
+      because(
+          "schedule", reason, "; ",
+          plan_.makes_schedule
+              ? may_differ
+                    ? "a kernel makes it first: with batch_invariant, metadata serve packed queries on one rank only"
+                    : "a kernel makes it first (get_scheduler_metadata makes it once for all layers)"
+          : problem_.has_metadata ? "the scheduler metadata given"
+                                  : "all sequences are alike, so that it follows from their number");
     }
   }
 
