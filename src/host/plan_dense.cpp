@@ -1,0 +1,197 @@
+// Calls whose sequences are all alike: which tile, how many heads share it, and in which order do the tiles run?
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "host/plan_request.h"
+#include "host/require.h"
+#include "host/tile_order.h"
+#include "kernels/block_range.h"
+
+namespace hopper_attention {
+namespace {
+
+// Packing must save a little for certain.
+constexpr double kPackingGain = 0.97;
+constexpr std::int64_t kTilesToCost = 1024;  // of a head; more are sampled
+
+struct Candidate {
+  TileRow const* row = nullptr;
+  int packed_heads = 1;
+  double us = 0;  // of an SM, for a sequence
+};
+
+std::string microseconds(double us) {
+  auto const tenths = static_cast<std::int64_t>(us * 10 + 0.5);
+  return us < 100 ? concat(tenths / 10, ".", tenths % 10) : concat(tenths / 10);
+}
+
+std::string percent(double share) { return concat(static_cast<int>(share * 100.0 + 0.5), " %"); }
+
+// Query blocks of a head.
+std::int64_t m_blocks(Problem const& problem, TileConfig const& tile, int packed_heads) {
+  require(packed_heads <= rows_of_slab(tile), "packed_heads: ", packed_heads, " heads do not fit the ",
+          rows_of_slab(tile), " rows of the tile");
+  std::int64_t const queries_per_tile = std::int64_t{slabs_of(tile)} * (rows_of_slab(tile) / packed_heads);
+  return ceil_div<std::int64_t>(problem.seqlen_q, queries_per_tile);
+}
+
+// Nanoseconds of an SM for the tile of query block m.
+int tile_ns(Problem const& problem, TileRow const& row, Packing const& packing, int m) {
+  QueryRange const queries = query_range(packing, slabs_of(row.tile), m, problem.seqlen_q);
+  BlockRange const range =
+      block_range(problem.mask, queries.first, queries.last, {problem.seqlen_q, problem.seqlen_k}, row.tile.keys);
+  return range.blocks() * row.cost.block + row.cost.tile;
+}
+
+// Microseconds of an SM for all heads of a sequence. Nothing of the batch or the card goes in: the bits of a result
+// must not depend on them.
+double sequence_us(Problem const& problem, TileRow const& row, int packed_heads) {
+  Packing const packing = make_packing(packed_heads, rows_of_slab(row.tile));
+  std::int64_t const count = m_blocks(problem, row.tile, packed_heads);
+  std::int64_t const samples = std::min(count, kTilesToCost);
+  double ns = 0;
+  for (std::int64_t i = 0; i < samples; ++i) {
+    ns += tile_ns(problem, row, packing, static_cast<int>((2 * i + 1) * count / (2 * samples)));
+  }
+  double const tiles = static_cast<double>(count) * (problem.heads_q / packed_heads);
+  return samples == 0 ? 0.0 : ns / static_cast<double>(samples) * tiles * 1e-3;
+}
+
+std::vector<int> work_of_tiles(Problem const& problem, Candidate const& chosen) {
+  Packing const packing = make_packing(chosen.packed_heads, rows_of_slab(chosen.row->tile));
+  std::vector<int> work;
+  for (int m = 0; m < m_blocks(problem, chosen.row->tile, chosen.packed_heads); ++m) {
+    work.push_back(tile_ns(problem, *chosen.row, packing, m));
+  }
+  return work;
+}
+
+std::vector<TileRow const*> candidate_rows(PlanRequest const& request) {
+  if (request.forces_tile()) { return {&request.forced_row({})}; }
+  if (request.decodes()) { return {&request.tile_row(request.decode_use())}; }
+  TileConfig const& first = request.tile_row(TileUse::kDense).tile;
+  std::vector<TileRow const*> rows;
+  for (TileRow const& row : kTiles) {
+    bool const fits = row.tile.head_dim == first.head_dim && row.tile.head_dim_v == first.head_dim_v;
+    if (row.use == TileUse::kDense && fits && request.holds(row.tile)) { rows.push_back(&row); }
+  }
+  return rows;
+}
+
+// Query heads that may share a tile.
+std::vector<int> candidate_packings(PlanRequest const& request) {
+  int const g = request.ratio();
+  if (int const forced = request.forced.packed_heads; forced != 0) {
+    require(forced == 1 || (forced == g && g <= kSlabRows), "packed_heads: must be 1 or the ", g,
+            " heads of q for each of k (at most ", kSlabRows, "), ", forced, " was forced");
+    return {forced};
+  }
+  if (request.decodes()) { return {request.scheduled_packing()}; }
+  return g == 1 || g > kSlabRows ? std::vector{1} : std::vector{1, g};
+}
+
+void explain_packing(PlanRequest const& request, Plan& plan, std::vector<Candidate> const& best_of_packing) {
+  int const g = request.ratio();
+  if (request.forced.packed_heads != 0) {
+    because(plan, "packing", plan.packed_heads, " heads share a tile: forced");
+  } else if (g == 1) {
+    because(plan, "packing", "off: every head of q has its own head of k");
+  } else if (request.decodes()) {
+    because(plan, "packing", plan.packed_heads, " heads of q for each of k share a tile, which holds all queries");
+  } else if (g > kSlabRows) {
+    because(plan, "packing", "off: ", g, " heads of q for each of k are more than the ", kSlabRows, " rows of a slab");
+  } else {
+    std::string const times =
+        concat(microseconds(best_of_packing[0].us), " us without, ", microseconds(best_of_packing[1].us), " us packed");
+    if (plan.packed_heads > 1) {
+      because(plan, "packing", g, " heads share a tile: ", times);
+    } else {
+      because(plan, "packing", "off: ", times, ", which saves too little");
+    }
+  }
+}
+
+// Tile and packing together: a window, or few queries, want tiles whose rows are few queries of many heads.
+Candidate choose_tile(PlanRequest const& request, Plan& plan) {
+  Problem const& problem = request.problem;
+  Candidate best;
+  std::vector<Candidate> best_of_packing;
+  std::string others;
+  for (int const packed_heads : candidate_packings(request)) {
+    Candidate best_here;
+    for (TileRow const* const row : candidate_rows(request)) {
+      Candidate const candidate{row, packed_heads, sequence_us(problem, *row, packed_heads)};
+      others += concat(others.empty() ? "" : ", ", row->tile.rows, "x", row->tile.keys,
+                       packed_heads > 1 ? " packed " : " ", microseconds(candidate.us));
+      if (best_here.row == nullptr || candidate.us < best_here.us) { best_here = candidate; }
+    }
+    double const bound = packed_heads > 1 && best.row != nullptr ? best.us * kPackingGain : best.us;
+    if (best.row == nullptr || best_here.us <= bound) { best = best_here; }
+    best_of_packing.push_back(best_here);
+  }
+  TileConfig const& tile = best.row->tile;
+  plan.packed_heads = best.packed_heads;
+  because(plan, "tile", tile, ": ",
+          request.forces_tile() ? "forced"
+          : request.decodes()   ? concat("few queries: ", best.row->why)
+                                : best.row->why,
+          request.forces_tile() || request.decodes() ? std::string()
+                                                     : concat("; microseconds of an SM for a sequence: ", others));
+  explain_packing(request, plan, best_of_packing);
+  plan.tiles = m_blocks(problem, tile, best.packed_heads) * (problem.heads_q / best.packed_heads) * problem.batch;
+  require(plan.tiles <= kMaxTiles, "q: the problem has ", plan.tiles, " tiles, at most ", kMaxTiles,
+          " are possible; split the batch");
+  return best;
+}
+
+KernelPlan choose_grid(PlanRequest const& request, Plan& plan, TileConfig const& tile) {
+  int const available = request.most_ctas(tile);
+  int const sm_margin = request.problem.sm_margin;
+  KernelPlan const kernel{family_of(tile), tile, static_cast<int>(std::min<std::int64_t>(plan.tiles, available)),
+                          threads_of(tile)};
+  because(plan, "grid", kernel.ctas, " blocks of ", kernel.threads, " threads for ", plan.tiles, " tiles: ",
+          request.forced.ctas > 0  ? std::string("forced")
+          : plan.tiles > available ? concat(tile.per_sm, " on each SM, which take tiles in turn")
+                                   : std::string("one tile each"),
+          sm_margin > 0 ? concat(", sm_margin ", sm_margin, " leaves SMs free") : "");
+  return kernel;
+}
+
+void choose_order(PlanRequest const& request, Plan& plan, Candidate const& chosen, int ctas) {
+  Problem const& problem = request.problem;
+  std::int64_t const all = std::int64_t{problem.batch} * (problem.heads_q / plan.packed_heads);
+  if (request.forced.heads_per_pass > 0) {
+    plan.heads_per_pass = static_cast<int>(std::min<std::int64_t>(all, request.forced.heads_per_pass));
+    because(plan, "order", plan.heads_per_pass, " of ", all, " head groups at a time: forced");
+    return;
+  }
+  int const sharing = request.ratio() / plan.packed_heads;  // groups that read the same K and V
+  std::int64_t const kv_bytes =
+      std::int64_t{problem.seqlen_k} * (problem.head_dim + problem.head_dim_v) * kElementBytes;
+  std::int64_t const fitting = kv_bytes == 0 ? all : std::min(all, request.l2_budget() / kv_bytes * sharing);
+  TileOrder const order = choose_tile_order({.sequence_heads = static_cast<int>(all),
+                                             .sharing = sharing,
+                                             .in_l2 = static_cast<int>(fitting),
+                                             .ctas = ctas,
+                                             .descending = problem.mask.right != kUnlimited,
+                                             .work = work_of_tiles(problem, chosen)});
+  plan.heads_per_pass = order.heads_per_pass;
+  because(plan, "order", plan.heads_per_pass, " of ", all, " head groups at a time: K and V of one head take ",
+          megabytes(kv_bytes), ", L2 has room for those of ", fitting, " groups; the busiest block has ",
+          percent(order.imbalance), " of the mean work");
+}
+
+}  // namespace
+
+void plan_dense(PlanRequest const& request, Plan& plan) {
+  Candidate const chosen = choose_tile(request, plan);
+  because(plan, "splits", request.problem.num_splits == 1 ? "1: as asked" : "1: whole tiles use the SMs as well");
+  KernelPlan const kernel = choose_grid(request, plan, chosen.row->tile);
+  choose_order(request, plan, chosen, kernel.ctas);
+  because(plan, "workspace", "0 bytes: nothing is merged afterwards");
+  plan.kernels.push_back(kernel);
+}
+
+}  // namespace hopper_attention

@@ -1,0 +1,130 @@
+// Calls whose tiles a schedule shares out: which kernels, may they cut tiles, and what does that take of the workspace?
+#include <algorithm>
+#include <cstdint>
+#include <string>
+
+#include "host/plan_request.h"
+#include "host/require.h"
+
+namespace hopper_attention {
+namespace {
+
+// More tiles than thread blocks, none of which can be long.
+bool whole_tiles_suffice(PlanRequest const& request) {
+  TileConfig const tile = request.tile_row(request.decode_use()).tile;
+  std::int64_t const tiles = std::int64_t{request.problem.batch} * request.scheduled_groups();
+  return tiles > request.most_ctas(tile) &&
+         request.blocks_of_tile(tile) * request.bytes_of_block(tile) <= kMostBytesOfShare;
+}
+
+// A sequence of the decode kernel is one tile; of the others each may end with a tile that is not full.
+std::int64_t most_tiles_of_group(Problem const& problem, KernelFamily family, TileShape const& shape) {
+  if (family == KernelFamily::kDecode) { return problem.batch; }
+  return problem.packed_q ? problem.total_q / shape.queries + problem.batch
+                          : std::int64_t{problem.batch} * ceil_div(problem.seqlen_q, shape.queries);
+}
+
+void choose_workspace(PlanRequest const& request, Plan& plan) {
+  Problem const& problem = request.problem;
+  std::int64_t parts = 0;
+  std::int64_t partial = 0;
+  bool may_split = false;
+  for (KernelPlan const& kernel : plan.kernels) {
+    may_split = may_split || kernel.may_split;
+    partial += partial_bytes(kernel, problem.head_dim_v);
+    parts += kernel.partial_slots;
+  }
+  plan.forces_splits = request.forced.num_splits >= 2;
+  int const bound = plan.forces_splits ? request.forced.num_splits : problem.num_splits;
+  plan.max_splits = plan.fixed_splits ? 0 : bound;
+  plan.keys_in_l2 = static_cast<int>(request.l2_budget() / ((problem.head_dim + problem.head_dim_v) * kElementBytes));
+  plan.num_splits = may_split ? (plan.fixed_splits || bound == 0 ? plan.kernels.back().ctas : bound) : 1;
+  because(plan, "splits",
+          !may_split          ? std::string("1: ") + (problem.num_splits == 1 ? "as asked" : "one is enough")
+          : plan.fixed_splits ? concat("every ", kFixedSplitKeys, " keys, for sequences with few queries")
+          : bound == 0 ? std::string("every block gets the same number of key blocks")
+                       : concat("every block gets the same number of key blocks, a tile at most ", bound, " parts"));
+  std::int64_t const schedule = plan.makes_schedule ? aligned_bytes(schedule_size(problem.batch) * 4) : 0;
+  plan.workspace_bytes = partial + schedule;
+  because(plan, "workspace", megabytes(plan.workspace_bytes), ": ", parts, " parts of tiles",
+          schedule > 0 ? concat(", ", schedule, " bytes for the schedule") : "");
+}
+
+}  // namespace
+
+// For sequences that are all alike: what the kernels would decide.
+bool splitting_pays(PlanRequest const& request) {
+  bool const decodes = request.decodes();
+  TileConfig const tile = request.tile_row(decodes ? request.decode_use() : TileUse::kRagged).tile;
+  ScheduleParams params;
+  params.batch = request.problem.batch;
+  params.alike = request.work_of_sequence(tile);
+  params.head_groups = request.scheduled_groups();
+  params.ctas = request.most_ctas(tile);
+  params.may_split = true;
+  params.bound_by_memory = decodes;
+  if (params.alike.units <= 1) { return false; }
+  return Schedule(params).by_units();
+}
+
+void take_scheduled_packing(PlanRequest const& request, Plan& plan) {
+  plan.packed_heads = request.scheduled_packing();
+  because(plan, "packing",
+          plan.packed_heads == 1 ? std::string("off")
+                                 : concat(plan.packed_heads, " heads of q for each of k share a tile"));
+}
+
+KernelPlan& add_kernel(PlanRequest const& request, Plan& plan, KernelFamily family, bool may_split) {
+  Problem const& problem = request.problem;
+  bool const decode = family == KernelFamily::kDecode;
+  bool const decodes = request.decodes();
+  TileUse const use = !decode ? TileUse::kRagged : decodes ? request.decode_use() : TileUse::kDecode;
+  bool const forced = request.forces_tile();
+  TileRow const* row = &request.tile_row(use);
+  if (forced) {
+    row = use == TileUse::kFewRows ? &request.forced_row({use, TileUse::kDecode}) : &request.forced_row({use});
+  }
+  KernelPlan kernel{family, row->tile, request.most_ctas(row->tile), threads_of(row->tile)};
+  TileShape const shape = tile_shape(kernel.tile, plan.packed_heads, plan.fixed_splits);
+  kernel.most_tiles = most_tiles_of_group(problem, family, shape) * (problem.heads_q / plan.packed_heads);
+  require(kernel.most_tiles <= kMaxTiles, "q: the problem has up to ", kernel.most_tiles, " tiles, at most ", kMaxTiles,
+          " are possible; split the batch");
+
+  int const blocks = ceil_div(std::max(problem.seqlen_k, 1), shape.keys) + 1;
+  std::int64_t const units = shape.fixed_split > 0 ? ceil_div(blocks, shape.fixed_split) : blocks;
+  kernel.most_units = std::min(kMaxTiles, kernel.most_tiles * units);
+  // More units than can be counted are not shared out. With lengths on the device the kernels decide so.
+  kernel.may_split = may_split && (problem.ragged || plan.fixed_splits || kernel.most_tiles * units <= kMaxTiles);
+  kernel.ctas =
+      static_cast<int>(std::min<std::int64_t>(kernel.ctas, kernel.may_split ? kernel.most_units : kernel.most_tiles));
+  if (kernel.may_split) {
+    kernel.partial_rows =
+        decode ? static_cast<int>(std::min<std::int64_t>(kSlabRows, request.rows_of_sequence())) : kernel.tile.rows;
+    // A block cuts at most two tiles.
+    kernel.partial_slots = plan.fixed_splits ? kernel.most_units : 2 * std::int64_t{kernel.ctas};
+  }
+  bool const one_of_two = problem.ragged && kernel.may_split && !decodes;
+  because(plan, "tile",
+          !one_of_two ? ""
+          : decode    ? "sequences with few queries: "
+                      : "the others: ",
+          family_name(family), " ", kernel.tile, ": ", forced ? "forced" : row->why);
+  because(plan, "grid", kernel.ctas, " blocks of ", kernel.threads, " threads for up to ", kernel.most_tiles, " tiles");
+  plan.tiles += kernel.most_tiles;
+  return plan.kernels.emplace_back(kernel);
+}
+
+void plan_listed(PlanRequest const& request, Plan& plan) {
+  take_scheduled_packing(request, plan);
+  bool const forced = plan.fixed_splits || request.forced.num_splits >= 2;
+  bool const splits = request.problem.num_splits != 1 || forced;
+  if (request.decodes()) {
+    add_kernel(request, plan, KernelFamily::kDecode, splits && (forced || !whole_tiles_suffice(request)));
+  } else {
+    add_kernel(request, plan, KernelFamily::kPrefill, splits && !plan.fixed_splits);
+    if (splits && request.problem.ragged) { add_kernel(request, plan, KernelFamily::kDecode, splits); }
+  }
+  choose_workspace(request, plan);
+}
+
+}  // namespace hopper_attention

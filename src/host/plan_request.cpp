@@ -1,0 +1,86 @@
+#include "host/plan_request.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+
+#include "host/require.h"
+
+namespace hopper_attention {
+namespace {
+
+// Of L2, for K and V. With 0.6 (36 of an H200's 60 MB) a full call of 4k tokens read 679 MB from DRAM and with 0.4 417
+// MB, where its inputs are 202 MB (bench --suite io).
+constexpr double kL2Share = 0.4;
+
+bool agrees(TileConfig const& tile, TileConfig const& forced) {
+  auto const same = [](int value, int wanted) { return wanted == 0 || value == wanted; };
+  return same(tile.rows, forced.rows) && same(tile.keys, forced.keys) && same(tile.head_dim, forced.head_dim) &&
+         same(tile.head_dim_v, forced.head_dim_v) && same(tile.stages, forced.stages);
+}
+
+TileConfig largest_tile() {
+  TileConfig largest;
+  for (TileRow const& row : kTiles) {
+    if (row.tile.head_dim + row.tile.head_dim_v > largest.head_dim + largest.head_dim_v) { largest = row.tile; }
+  }
+  return largest;
+}
+
+}  // namespace
+
+std::int64_t PlanRequest::l2_budget() const {
+  return static_cast<std::int64_t>(kL2Share * static_cast<double>(device.l2_bytes));
+}
+
+// The tile of a sequence must not depend on the others where its bits must not.
+TileUse PlanRequest::decode_use() const {
+  if (rows_of_sequence() > kMostFewRows || problem.batch_invariant) { return TileUse::kDecode; }
+  // O^T of 96 columns is no multiple of 64: for them only the tile of 64 rows was built.
+  TileRow const* const few = find_tile(problem.head_dim, problem.head_dim_v, TileUse::kFewRows);
+  TileRow const* const many = find_tile(problem.head_dim, problem.head_dim_v, TileUse::kDecode);
+  bool const alike = few != nullptr && many != nullptr && few->tile.head_dim == many->tile.head_dim;
+  return alike && few->tile.head_dim_v == many->tile.head_dim_v ? TileUse::kFewRows : TileUse::kDecode;
+}
+
+SequenceWork PlanRequest::work_of_sequence(TileConfig const& tile) const {
+  return sequence_work(tile_shape(tile, scheduled_packing(), problem.batch_invariant), problem.mask,
+                       {problem.seqlen_q, problem.seqlen_k});
+}
+
+std::int64_t PlanRequest::blocks_of_tile(TileConfig const& tile) const {
+  bool const all_keys = problem.mask.cp_world > 1;
+  return all_keys ? ceil_div(problem.seqlen_k, tile.keys) : work_of_sequence(tile).units;
+}
+
+std::int64_t PlanRequest::bytes_of_block(TileConfig const& tile) const {
+  return std::int64_t{tile.keys} * (problem.head_dim + problem.head_dim_v) * kElementBytes;
+}
+
+TileRow const& PlanRequest::tile_row(TileUse use) const {
+  TileRow const* const row = find_tile(problem.head_dim, problem.head_dim_v, use);
+  require<NotImplemented>(row != nullptr, "head_dim: no kernel holds head dims (", problem.head_dim, ", ",
+                          problem.head_dim_v, ") of q and v; the largest is (", largest_tile().head_dim, ", ",
+                          largest_tile().head_dim_v, ")");
+  return *row;
+}
+
+TileRow const& PlanRequest::forced_row(std::initializer_list<TileUse> uses) const {
+  auto const fits = [&](TileRow const& candidate) {
+    return (uses.size() == 0 || std::ranges::find(uses, candidate.use) != uses.end()) &&
+           agrees(candidate.tile, forced.tile) && holds(candidate.tile) &&
+           candidate.tile.head_dim >= problem.head_dim && candidate.tile.head_dim_v >= problem.head_dim_v;
+  };
+  auto const found = std::ranges::find_if(kTiles, fits);
+  require(found != kTiles.end(), "tile: no kernel with head dims of at least (", problem.head_dim, ", ",
+          problem.head_dim_v, ") agrees with the forced tile ", forced.tile, " (0: any)",
+          problem.softcap == 0.0F ? "" : "; softcap needs a tile of at most 128 keys");
+  return *found;
+}
+
+std::string megabytes(std::int64_t bytes) {
+  std::int64_t const tenths = (bytes * 10 + (1 << 19)) >> 20;
+  return concat(tenths / 10, ".", tenths % 10, " MiB");
+}
+
+}  // namespace hopper_attention

@@ -1,0 +1,86 @@
+// What the files of the plan share: what is asked, what follows from it alone, and who plans which kind of call.
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+
+#include "hopper_attention/forward.h"
+#include "hopper_attention/testing.h"
+#include "host/schedule_shape.h"
+#include "host/text.h"
+#include "kernels/host_device.h"
+#include "kernels/schedule.h"
+#include "kernels/tile_config.h"
+#include "kernels/tile_geometry.h"
+
+namespace hopper_attention {
+
+inline constexpr int kElementBytes = 2;
+inline constexpr std::int64_t kMaxTiles = std::int64_t{1} << 30;  // the scheduler counts in int
+
+// Of K and V that a decode tile, or the share of a thread block in it, may have to read so that no schedule is needed
+// to balance them: an SM reads about 100 GB/s, so this is what the longest sequence may cost among short ones, 40 us.
+inline constexpr std::int64_t kMostBytesOfShare = std::int64_t{4} << 20;
+
+constexpr int threads_of(TileConfig const& tile) {
+  constexpr int kWarpgroupThreads = 128;
+  return (slabs_of(tile) + 1) * kWarpgroupThreads;
+}
+
+struct PlanRequest {
+  Problem const& problem;
+  DeviceInfo const& device;
+  testing::ForcedPlan const& forced;
+
+  int ratio() const { return problem.heads_q / problem.heads_k; }
+  int available_sms() const { return max_of(1, device.sm_count - problem.sm_margin); }
+  int most_ctas(TileConfig const& tile) const { return forced.ctas > 0 ? forced.ctas : available_sms() * tile.per_sm; }
+  std::int64_t l2_budget() const;  // bytes of K and V
+
+  // How calls with a schedule, and all calls of few queries, pack heads.
+  int scheduled_packing() const { return hopper_attention::scheduled_packing(problem.heads_q, problem.heads_k); }
+  int scheduled_groups() const { return problem.heads_q / scheduled_packing(); }
+
+  // Few enough queries that one slab holds those of all heads of a K/V head.
+  std::int64_t rows_of_sequence() const { return std::int64_t{problem.seqlen_q} * scheduled_packing(); }
+  bool decodes() const { return rows_of_sequence() <= kSlabRows; }
+  TileUse decode_use() const;
+
+  // Of the longest sequence that there may be: tiles, and their key blocks or splits of fixed size.
+  SequenceWork work_of_sequence(TileConfig const& tile) const;
+  // Key blocks that a tile of few queries may have, and their bytes of K and V.
+  std::int64_t blocks_of_tile(TileConfig const& tile) const;
+  std::int64_t bytes_of_block(TileConfig const& tile) const;
+
+  // Rows of kTiles for the head dims. The first raises NotImplemented if there is none, the second, for the forced
+  // tile, InvalidArgument if none of these uses (of any, where none is given) agrees.
+  TileRow const& tile_row(TileUse use) const;
+  TileRow const& forced_row(std::initializer_list<TileUse> uses) const;
+  bool forces_tile() const { return forced.tile != TileConfig{}; }
+  bool holds(TileConfig const& tile) const { return problem.softcap == 0.0F || holds_softcap(tile); }
+};
+
+// plan_dense.cpp: a tile follows from its index.
+void plan_dense(PlanRequest const& request, Plan& plan);
+
+// plan_clusters.cpp: thread blocks that share each tile of few queries; 0: not so. The plan has it in `cluster`.
+int cluster_size(PlanRequest const& request);
+void plan_clusters(PlanRequest const& request, Plan& plan);
+
+// plan_listed.cpp: a schedule shares the tiles out.
+bool splitting_pays(PlanRequest const& request);
+void plan_listed(PlanRequest const& request, Plan& plan);
+
+// Packing and one kernel of a plan that is not dense.
+void take_scheduled_packing(PlanRequest const& request, Plan& plan);
+KernelPlan& add_kernel(PlanRequest const& request, Plan& plan, KernelFamily family, bool may_split);
+
+template <class... Parts>
+void because(Plan& plan, char const* decision, Parts const&... parts) {
+  plan.reasons.push_back(concat(decision, ": ", parts...));
+}
+
+std::string megabytes(std::int64_t bytes);
+
+}  // namespace hopper_attention
