@@ -474,7 +474,7 @@ def get_scheduler_metadata(
     need not be those of the calls. qkv_dtype: None is torch.bfloat16 (torch is not imported for a default value).
     batch_size, lengths, heads, head dims, dtype, page_size, window, chunk, causal, leftpad and batch_invariant must be
     those of the calls; has_softcap, num_splits, pack_gqa and sm_margin have no effect. With batch_invariant only calls
-    with packed queries on one rank use it; those with (B, Sq, Hq, D) queries or cp_world_size make their own.
+    with packed queries on one rank use it; those with (B, Sq, Hq, D) queries, seqused_q or cp_world_size make their own.
 
     Returns a 1-D int32 tensor on the device of cache_seqlens (an int: of cu_seqlens_q, else the current one) of 1 + 4 *
     (B rounded up to a multiple of 4) elements, or `out`, of that many or more. Its contents may be copied elsewhere.

@@ -58,16 +58,18 @@ char const* reason_for_a_schedule(PlanRequest const& request) {
 
 // Who computes the schedule: a kernel of this call, another call before (metadata), or nobody.
 void choose_schedule(Problem const& problem, Plan& plan, char const* reason) {
-  // Splits of fixed size would differ with metadata of a dense q, which count the queries they were made for, and
-  // with those of several ranks, which count the keys of one rank's positions: a chunk may have more on another.
-  bool const may_differ =
-      problem.has_metadata && problem.batch_invariant && (!problem.packed_q || problem.mask.cp_world > 1);
+  // Metadata count queries by cu_seqlens_q and keys as one rank does. Splits of fixed size would differ where the call
+  // counts other queries (a dense q may have others than the metadata were made for, seqused_q leaves some out) or
+  // other keys (on another rank a chunk may have more).
+  bool const others_count = !problem.packed_q || problem.seqused_q || problem.mask.cp_world > 1;
+  bool const may_differ = problem.has_metadata && problem.batch_invariant && others_count;
   plan.makes_schedule = problem.ragged && (!problem.has_metadata || may_differ);
+  char const* const maker =
+      may_differ
+          ? "a kernel makes it first: with batch_invariant, metadata serve packed queries without seqused_q on one rank"
+          : "a kernel makes it first (get_scheduler_metadata makes it once for all layers)";
   because(plan, "schedule", reason, "; ",
-          plan.makes_schedule
-              ? may_differ
-                    ? "a kernel makes it first: with batch_invariant, metadata serve packed queries on one rank only"
-                    : "a kernel makes it first (get_scheduler_metadata makes it once for all layers)"
+          plan.makes_schedule    ? maker
           : problem.has_metadata ? "the scheduler metadata given"
                                  : "all sequences are alike, so that it follows from their number");
 }

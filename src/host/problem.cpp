@@ -132,6 +132,7 @@ Problem make_problem(ProblemShape const& shape, Arguments const& options, std::i
       .total_q = static_cast<int>(total_q),
       .ragged = ragged,
       .packed_q = packed_q,
+      .seqused_q = options.seqused_q.given(),
       .keys = shape.page_size > 0            ? KeyLayout::kPaged
               : options.cu_seqlens_k.given() ? KeyLayout::kVarlen
                                              : KeyLayout::kDense,

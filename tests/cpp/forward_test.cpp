@@ -184,7 +184,7 @@ TEST_CASE("forward: silent by default; HOPPER_ATTENTION_LOG=1 writes one line fo
 
 TEST_CASE("plan cache: problems that differ in one field have plans of their own") {
   Problem const base = validate(valid_call());
-  std::vector<Problem> problems(26, base);
+  std::vector<Problem> problems(27, base);
   problems[1].dtype = DataType::kFloat16;
   problems[2].batch = 99;
   problems[3].seqlen_q = 99;
@@ -210,6 +210,7 @@ TEST_CASE("plan cache: problems that differ in one field have plans of their own
   problems[23].has_metadata = true;
   problems[24].mask.cp_world = 2;
   problems[25].mask.cp_rank = 1;
+  problems[26].seqused_q = true;
   PlanCache cache(100);
   int made = 0;
   for (int round = 0; round < 2; ++round) {
@@ -221,7 +222,7 @@ TEST_CASE("plan cache: problems that differ in one field have plans of their own
       CHECK(found->ctas == static_cast<int>(i));
     }
   }
-  CHECK(made == 26);
+  CHECK(made == 27);
 }
 
 TEST_CASE("check_call: raises what forward() raises, and starts nothing") {

@@ -596,23 +596,28 @@ TEST_CASE("plan: clusters share the tiles of a call with few of them, as far as 
   CHECK(cluster(1, 10'000'000, 0) == 0);  // one sequence may be too long for a cluster
 }
 
-TEST_CASE("plan: with batch invariance, metadata serve packed queries on one rank only") {
+TEST_CASE("plan: with batch invariance, metadata serve packed queries that all count, on one rank") {
   Problem p = ragged(1, 4096, 128, 4);
   p.has_metadata = p.batch_invariant = true;
   for (bool const packed : {false, true}) {
-    for (int const ranks : {1, 2}) {
-      p.packed_q = packed;
-      p.total_q = 4;
-      p.mask.cp_world = ranks;
-      CAPTURE(packed);
-      CAPTURE(ranks);
-      Plan const made = plan(p, card(132));
-      CHECK(made.makes_schedule == !(packed && ranks == 1));
-      CHECK((made.workspace_bytes > 0 && made.fixed_splits));
+    for (bool const seqused : {false, true}) {
+      for (int const ranks : {1, 2}) {
+        p.packed_q = packed;
+        p.seqused_q = seqused;
+        p.total_q = 4;
+        p.mask.cp_world = ranks;
+        CAPTURE(packed);
+        CAPTURE(seqused);
+        CAPTURE(ranks);
+        Plan const made = plan(p, card(132));
+        CHECK(made.makes_schedule == !(packed && !seqused && ranks == 1));
+        CHECK((made.workspace_bytes > 0 && made.fixed_splits));
+        Problem other = p;
+        other.batch_invariant = false;
+        CHECK_FALSE(plan(other, card(132)).makes_schedule);
+      }
     }
   }
-  p.batch_invariant = false;
-  CHECK_FALSE(plan(p, card(132)).makes_schedule);
 }
 
 TEST_CASE("plan: batch invariance keeps the tile of 64 rows and the splits of fixed size") {

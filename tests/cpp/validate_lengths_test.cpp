@@ -287,6 +287,10 @@ TEST_CASE("validate: schedule and workspace of a call") {
   with([](A&) {})(args);
   CHECK(validate(args).has_metadata);
   CHECK_FALSE(validate(paged_call()).has_metadata);
+  CHECK_FALSE(validate(varlen_call()).seqused_q);
+  args = varlen_call();
+  args.seqused_q = lengths_at(9 * kMiB, 3);
+  CHECK(validate(args).seqused_q);
 }
 
 TEST_CASE("validate: what the problem says of layouts and bounds") {

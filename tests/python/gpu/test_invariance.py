@@ -35,6 +35,7 @@ CASES = [
     Batch("mixed, pages of 16", **MIXED, keys="paged", causal=True),
     Batch("mixed, packed", **MIXED, causal=True),
     Batch("mixed in a window, sinks", **MIXED, keys="paged", window=(300, 0), sinks="fp32"),
+    Batch("mixed, 70 queries of each that do not count", **MIXED, keys="paged", extra_q=70, causal=True),
     Batch("mixed, pages of 1", **MIXED, keys="paged", page_size=1, causal=True),
     Batch("decode, pages of 16", **DECODE, keys="paged", call="cache", dense_q=True, causal=True),
     Batch("decode, dense cache", **DECODE, keys="dense", call="cache", dense_q=True, batch_idx=True),
@@ -107,7 +108,8 @@ def test_padding_of_the_batch(case):
         lengths = dict(made.lengths)
         last = lengths["cu_seqlens_q"][-1:]
         lengths["cu_seqlens_q"] = torch.cat([lengths["cu_seqlens_q"], last.expand(more)])
-        lengths["seqused_k"] = torch.nn.functional.pad(lengths["seqused_k"], (0, more))
+        for name in {"seqused_q", "seqused_k"} & set(lengths):
+            lengths[name] = torch.nn.functional.pad(lengths[name], (0, more))
         lengths["page_table"] = torch.nn.functional.pad(lengths["page_table"], (0, 0, 0, more), value=2147480000)
         require_same(case, f"{more} empty sequences", attend(made, **lengths), expected)
 
