@@ -31,8 +31,8 @@ FEATURES: dict[str, dict[str, str]] = {
     "queries": {"dense": "q (B, Sq, Hq, D)", "packed": "q (Tq, Hq, D) with cu_seqlens_q"},
     "keys": {
         "dense": "k (B, Sk, Hk, D) or a cache", "packed": "k (Tk, Hk, D) with cu_seqlens_k",
-        "pages of 16": "page_table, any page_size that is not a multiple of a key block", "pages of 128": "page_table",
-        "pages of 1": "page_table",
+        "pages of 16 or 24": "page_table; other multiples of 8 likewise", "pages of 128": "page_table",
+        "pages of 1": "page_table; other sizes likewise",
     },
     "append": {"none": "", "new keys": "k and v of flash_attn_with_kvcache", "rotated": "and rotary_cos, rotary_sin"},
     "splits": {"1": "num_splits=1", "chosen": "num_splits=0", "up to 7": "num_splits=7"},
@@ -100,12 +100,16 @@ def chosen_by(
         "softcap": "on" if softcap else "off",
         "sinks": "fp32" if sinks else "none",
         "queries": "packed" if packed_q or packed_k else "dense",
-        "keys": "pages of 16" if page_size else "packed" if packed_k else "dense",
+        "keys": _pages(page_size) if page_size else "packed" if packed_k else "dense",
         "append": "rotated" if rotary else "new keys" if append else "none",
         "ranks": "1" if cp_world_size == 1 else "3",
         "batch_invariant": "on" if batch_invariant else "off",
         "metadata": "given" if metadata else "none",
     }
+
+
+def _pages(size: int) -> str:
+    return "pages of 1" if size % 8 else "pages of 16 or 24" if size % 128 else "pages of 128"
 
 
 def covering_rows(seed: int = 0) -> list[dict[str, str]]:

@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from gpu.support import DTYPES, INPUT_KINDS, MAIN, Case, built_dims, judge, judge_all, main_dims, small_masks  # noqa: E402
+from gpu.support import INPUT_KINDS, MAIN, Case, built_dims, judge, judge_all, main_dims, small_masks  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
@@ -156,8 +156,3 @@ def test_scales(scale, softcap):
         for causal in (False, True)
         for t in (("bf16", "fp16") if scale < 1 else ("bf16",))  # fp16: see "spread logits" in support.py
     )
-
-
-def test_the_grid_covers_both_dtypes_where_both_were_built():
-    assert {dtype for dtype, _ in MAIN} <= set(DTYPES)
-    assert MAIN, "gpu tests run although no kernel was built"

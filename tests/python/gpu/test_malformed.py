@@ -146,7 +146,8 @@ def bases() -> dict[str, list[tuple[Batch, str]]]:
         "cache": [(cache, "cache_seqlens")]
         + [(dense, name) for name in ("cache_seqlens", "cache_batch_idx", "cache_leftpad")],
         "scheduler_metadata": [(b, "scheduler_metadata") for b in (paged, packed, single, cache)],
-        "append": [(b, name) for b in (cache, dense) for name in ("cache_seqlens", "cu_seqlens_k_new", "page_table")],
+        "append": [(b, name) for b in (cache, dense) for name in ("cache_seqlens", "cu_seqlens_k_new")]
+        + [(cache, "page_table")],
     }
 
 
@@ -172,9 +173,7 @@ def check(batch: Batch, name: str, append: bool) -> int:
         if not batches.has_schedules():
             return 0
         given[name] = guard.take(batches.schedule(made))
-    target = given.get(name, made.lengths.get(name))
-    if target is None:
-        return 0
+    target = given[name] if name in given else made.lengths[name]
     right = target.clone()
     before = {n: x.clone() for n, x in (("q", made.q), ("k", made.k), ("v", made.v))}
     attend(made, results, **given)

@@ -272,11 +272,9 @@ def test_many_pages_in_one_table():
 
 
 def test_a_table_of_the_wrong_kind_is_refused():
-    made = make(main_dims(Batch("wrong tables", (5, 3), (5, 3), keys="paged")))
+    made = make(main_dims(Batch("wrong tables", (5, 3), (50, 3), keys="paged")))
     table = made.lengths["page_table"]
     for wrong in (table.long(), table[:1], table.t().contiguous().t(), table[0]):
-        if tuple(wrong.shape) == tuple(table.shape) and wrong.stride(-1) == 1 and wrong.dtype == torch.int32:
-            continue
         with pytest.raises((TypeError, ValueError), match="page_table"):
             attend(made, page_table=wrong)
     with pytest.raises((TypeError, ValueError), match="seqused_k"):

@@ -26,7 +26,7 @@ ROWS = covering_rows()
 HEAD_DIMS = {"64": (64, 64), "96": (96, 96), "128": (128, 128), "192": (192, 192), "256": (256, 256),
              "192, v 128": (192, 128)}  # fmt: skip
 BETWEEN = [(8, 8), (40, 40), (72, 72), (104, 104), (160, 160), (232, 232), (64, 32), (32, 64)]
-PAGES = {"pages of 16": (16, 24), "pages of 128": (128,), "pages of 1": (1,)}
+PAGES = {"pages of 16 or 24": (16, 24), "pages of 128": (128,), "pages of 1": (1,)}
 SPLITS = {"1": 1, "chosen": 0, "up to 7": 7}
 ROTARY = {"none": "", "new keys": "", "rotated": ("interleaved", "halves")}
 
@@ -177,9 +177,8 @@ def can_run(batch: Batch) -> bool:
 
 
 def problem_of(number: int, row: dict[str, str], seed: int, pool: batches.Pool) -> str:
+    """For a call that can run: "" or what is wrong."""
     call = call_of(row, seed)
-    if not can_run(call.batch):
-        return ""  # not in this build
     try:
         judged, problem = judge(call, pool)
     except Exception as error:
@@ -189,9 +188,19 @@ def problem_of(number: int, row: dict[str, str], seed: int, pool: batches.Pool) 
     return f"row {number}, seed {seed}: {row}\n{call.batch}\n{problem}" if problem else ""
 
 
+POOL = batches.Pool()
+
+
 @pytest.mark.parametrize("number", range(len(ROWS)), ids=lambda n: "; ".join(ROWS[n].values()))
 def test_every_pair_of_features(number):
-    pool = batches.Pool()
-    problems = [problem_of(number, ROWS[number], seed, pool) for seed in (number, 1000 + number)]
+    seeds = [seed for seed in (number, 1000 + number) if can_run(call_of(ROWS[number], seed).batch)]
+    if not seeds:
+        pytest.skip("this build has no kernel for the dtype and head dim of these calls")
+    problems = [problem_of(number, ROWS[number], seed, POOL) for seed in seeds]
     if any(problems):
         pytest.fail("\n".join(filter(None, problems)), pytrace=False)
+
+
+def test_the_calls_together():
+    """Those before that are too small for an RMS error of their own."""
+    assert not POOL.problem()

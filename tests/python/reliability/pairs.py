@@ -37,6 +37,8 @@ def run(budget: Budget) -> dict:
         else:
             seen |= {index[pair] for pair in pairs_of(row)}
         cases += 1
+    if pool.problem() and support.DEVICE == "cuda":
+        failures.add(pool.problem())
     found = result(cases, failures, **{f"worst {gate}": value for gate, value in support.WORST.values.items()})
     return {**found, "seen": sorted(seen)}
 

@@ -19,11 +19,10 @@ SILENCE = 60
 
 def run(budget: Budget) -> dict:
     world, failures, cases = wrong_calls.TorchWorld(support.DEVICE), Failures(), 0
-    calls = wrong_calls.every()
-    for number in budget.numbers():
-        wrong = calls[number % len(calls)]
-        if not world.can(wrong):
-            continue
+    calls = [wrong for wrong in wrong_calls.every() if world.can(wrong)]
+    count = min(budget.count, len(calls))
+    for number in budget.numbers(count):
+        wrong = calls[number]
         cases += 1
         try:
             problem = wrong_calls.problem_of(world, wrong)
@@ -34,4 +33,5 @@ def run(budget: Budget) -> dict:
             if "CUDA error" in problem:
                 break
     functions = {function.__name__ for function in wrong_calls.FUNCTIONS.values()}
-    return {**result(cases, failures, of=f"{len(functions)} functions"), "count": cases}
+    mine = range(budget.part, count, budget.parts)
+    return {**result(cases, failures, of=f"{len(functions)} functions"), "count": len(mine)}
