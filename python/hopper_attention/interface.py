@@ -5,10 +5,10 @@ and v (Hq a multiple of Hk), D head dim of q and k, Dv head dim of v and out.
 
 CUDA tensors run the kernels, CPU torch tensors and numpy arrays the reference; the two cannot be mixed in one call.
 While torch traces or a mode or transform watches, calls go through `torch.ops.hopper_attention` and do the same.
-Errors are ValueError, TypeError or NotImplementedError, raised before anything is launched or written (but see
-`flash_attn_with_kvcache`); RuntimeError if the GPU or its driver cannot run the kernels. No call synchronises (but to
-read a max_seqlen_* that is on the GPU) or allocates on the device beyond `torch.empty` for results, workspace and a
-rotated q, so that all can be captured in CUDA graphs.
+Errors are ValueError, TypeError or NotImplementedError, raised before anything is launched or written; RuntimeError if
+the GPU or its driver cannot run the kernels. No call synchronises (but to read a max_seqlen_* that is on the GPU) or
+allocates on the device beyond `torch.empty` for results, workspace and a rotated q, so that all can be captured in CUDA
+graphs.
 
 Accepted without effect: q_descale, k_descale, v_descale with 16-bit tensors; pack_gqa (a hint); deterministic (results
 always are); max_seqlen_q with dense q; cu_seqlens_k_new without k.
@@ -172,20 +172,21 @@ def flash_attn_varlen_func(
     `flash_attn_func`.
 
     Lengths are int32 on the device of q, contiguous (page_table: unit last stride), and read there alone: what is out
-    of bounds is clamped, see `check_metadata`; a negative length counts as 0. cu_seqlens_q, cu_seqlens_k (B + 1,): where each sequence starts; exactly one
-    of cu_seqlens_k and page_table is needed. seqused_q, seqused_k (B,): how many queries and keys count, from the start
-    of the sequence; seqused_k is needed with pages. q may have rows outside all sequences: their out and LSE are not
-    written.
+    of bounds is clamped, see `check_metadata`; a negative length counts as 0. cu_seqlens_q, cu_seqlens_k (B + 1,): where
+    each sequence starts; exactly one of cu_seqlens_k and page_table is needed. seqused_q, seqused_k (B,): how many
+    queries and keys count, from the start of the sequence; seqused_k is needed with pages. q may have rows outside all
+    sequences: their out and LSE are not written.
 
     max_seqlen_q, max_seqlen_k: upper bounds, for speed only: an int, or a 0-d integer tensor (one on the GPU is read,
     which synchronises, and is refused during graph capture); None is what the shapes allow.
 
     scheduler_metadata: from `get_scheduler_metadata`, so that layers share it; None: made in the workspace by each
-    call. num_splits: as in `flash_attn_func`; with 1 no tile is cut, sequences of few queries included. cp_world_size, cp_rank: this rank holds
-    the keys whose position is cp_rank modulo cp_world_size; k, v and their lengths are local, cp_tot_seqused_k (B,) the
-    lengths on all ranks; out and LSE are of the local keys, for `merge_states`. workspace: (bytes,) uint8, 16-byte
-    aligned, with any contents; how many bytes follows from shapes and bounds, never from lengths, and one that is too
-    small raises ValueError with the number; allocated if not given. The other arguments are those of `flash_attn_func`.
+    call. num_splits: as in `flash_attn_func`; with 1 no tile is cut, sequences of few queries included. cp_world_size,
+    cp_rank: this rank holds the keys whose position is cp_rank modulo cp_world_size; k, v and their lengths are local,
+    cp_tot_seqused_k (B,) the lengths on all ranks; out and LSE are of the local keys, for `merge_states`. workspace:
+    (bytes,) uint8, 16-byte aligned, with any contents; how many bytes follows from shapes and bounds, never from
+    lengths, and one that is too small raises ValueError with the number; allocated if not given. The other arguments
+    are those of `flash_attn_func`.
 
     out (Tq, Hq, Dv) and softmax_lse (Hq, Tq) float32, contiguous, are written if given. Returns out; with
     return_attn_probs (out, softmax_lse). A query that sees no key gives 0 and -inf, with s_aux 0 and s_aux.
@@ -315,8 +316,9 @@ def flash_attn_with_kvcache(
     k (B, Sn, Hk, D) and v (B, Sn, Hk, Dv), or (Tn, Hk, ...) with cu_seqlens_k_new (B + 1,), dtype of the cache, go to
     the slots from cache_seqlens on; what does not fit or has no valid page is dropped. Attention sees cache_seqlens +
     new - cache_leftpad keys. rotary_cos, rotary_sin (positions, rotary_dim / 2), float32 or dtype of the cache,
-    rotary_dim up to D, rotate neighbouring columns, without rotary_interleaved the two halves; new keys at rotary_seqlens (B,) (default cache_seqlens) + j, and
-    queries likewise if attention is causal, windowed or in chunks, else all at the start; q is not modified.
+    rotary_dim up to D, rotate neighbouring columns, without rotary_interleaved the two halves; new keys at
+    rotary_seqlens (B,) (default cache_seqlens) + j, and queries likewise if attention is causal, windowed or in chunks,
+    else all at the start; q is not modified.
 
     max_seqlen_q, scheduler_metadata, cp_* and workspace as in `flash_attn_varlen_func`, the other arguments as in
     `flash_attn_func`.
@@ -325,7 +327,7 @@ def flash_attn_with_kvcache(
     sees no key gives 0 and -inf, with s_aux 0 and s_aux.
 
     Raises and allocates as `flash_attn_func`, and allocates a rotated q with rotary embedding. Appending is a launch of
-    its own before attention: a workspace that is too small and a kernel that this build lacks are found after it.
+    its own before attention; all errors of both are found before it, but that a workspace cannot be allocated.
     """
     if not is_watched(q) and on_cuda("q", q):
         if qv is not None:
@@ -474,7 +476,8 @@ def get_scheduler_metadata(
     need not be those of the calls. qkv_dtype: None is torch.bfloat16 (torch is not imported for a default value).
     batch_size, lengths, heads, head dims, dtype, page_size, window, chunk, causal, leftpad and batch_invariant must be
     those of the calls; has_softcap, num_splits, pack_gqa and sm_margin have no effect. With batch_invariant only calls
-    with packed queries on one rank use it; those with (B, Sq, Hq, D) queries, seqused_q or cp_world_size make their own.
+    with packed queries on one rank use it; those with (B, Sq, Hq, D) queries, seqused_q or cp_world_size make their
+    own.
 
     Returns a 1-D int32 tensor on the device of cache_seqlens (an int: of cu_seqlens_q, else the current one) of 1 + 4 *
     (B rounded up to a multiple of 4) elements, or `out`, of that many or more. Its contents may be copied elsewhere.

@@ -46,10 +46,11 @@ def plan(
     torch.device: that GPU; "H100", "H200" or a number of SMs: no GPU is needed. The kernel may be missing from this
     build, see `is_supported`.
 
-    Without more, a dense call, or one whose sequences all have max_seqlen_*. lengths_on_device: tensors say how long each
-    sequence is (cache_seqlens, seqused_*), and max_seqlen_* are bounds, those that the call is given or that its shapes
-    allow. total_q: rows of a packed q (`flash_attn_varlen_func`, cu_seqlens_q), whose lengths are on the device, too.
-    scheduler_metadata: whether the call is given some that it uses (see `get_scheduler_metadata`). The plan follows from these alone, never from lengths.
+    Without more, a dense call, or one whose sequences all have max_seqlen_*. lengths_on_device: tensors say how long
+    each sequence is (cache_seqlens, seqused_*), and max_seqlen_* are bounds, those that the call is given or that its
+    shapes allow. total_q: rows of a packed q (`flash_attn_varlen_func`, cu_seqlens_q), whose lengths are on the device, too.
+    scheduler_metadata: whether the call is given some that it uses (see `get_scheduler_metadata`). The plan follows from
+    these alone, never from lengths.
 
     Raises ValueError or TypeError for values that no call takes, NotImplementedError if there is no kernel for them,
     RuntimeError if `device` is a GPU that cannot be asked.

@@ -22,72 +22,22 @@ import hopper_attention  # noqa: E402
 from gpu import batches, support  # noqa: E402
 from gpu.batches import Batch, attend, make  # noqa: E402
 from gpu.support import same_bits  # noqa: E402
+from reliability._memory import Arena, synchronize, watched  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
 WATCHDOG_SECONDS = 90
-GUARD = 1 << 16  # bytes before and after each buffer
 BAND = 0xA5
 GROUPS = ("page_table", "cu_seqlens_q", "cu_seqlens_k", "seqused", "cache", "scheduler_metadata", "append")
 SHAPE = {"q_lengths": (1, 200, 0, 5, 64, 1), "k_lengths": (900, 200, 70, 2000, 64, 1)}
 
 
-class Guarded:
-    """Tensors inside one allocation, each between bands of known bytes."""
-
-    def __init__(self, size: int = 256 << 20) -> None:
-        size = size if support.DEVICE == "cuda" else 32 << 20
-        self.memory = torch.full((size,), BAND, dtype=torch.uint8, device=support.DEVICE)
-        self.used = torch.zeros(size, dtype=torch.bool, device=support.DEVICE)
-        self.next = GUARD
-
-    def take(self, x: torch.Tensor | None) -> torch.Tensor | None:
-        """A contiguous copy of x between guard bands, at an address of 256 bytes."""
-        if x is None:
-            return None
-        x = x.contiguous()
-        begin, end = self.next, self.next + x.nbytes
-        self.next = -(-(end + GUARD) // 256) * 256
-        assert self.next < len(self.memory)
-        self.used[begin:end] = True
-        place = self.memory[begin:end].view(x.dtype).view(x.shape)
-        return place.copy_(x)
-
-    def broken(self) -> int:
-        """How many bytes of the bands were written."""
-        return int(((self.memory != BAND) & ~self.used).sum())
-
-
-class GuardedAllocations:
-    """Inside the block torch.empty gives memory between guard bands: what the library allocates for itself."""
-
-    def __enter__(self) -> GuardedAllocations:
-        self.made: list[tuple[torch.Tensor, int]] = []
-        self.original = torch.empty
-        torch.empty = self.empty
-        return self
-
-    def __exit__(self, *_) -> None:
-        torch.empty = self.original
-
-    def empty(self, *size, **options) -> torch.Tensor:
-        if torch.device(options.get("device") or "cpu").type != torch.device(support.DEVICE).type:
-            return self.original(*size, **options)
-        like = self.original(*size, **{**options, "device": "meta"})
-        memory = torch.full((like.nbytes + 2 * GUARD,), BAND, dtype=torch.uint8, device=support.DEVICE)
-        self.made.append((memory, like.nbytes))
-        return memory[GUARD : GUARD + like.nbytes].view(like.dtype).view(like.shape)
-
-    def broken(self) -> int:
-        return sum(int((m[:GUARD] != BAND).sum() + (m[GUARD + n :] != BAND).sum()) for m, n in self.made)
-
-
-def guarded(batch: Batch) -> tuple[Guarded, batches.Made, tuple[torch.Tensor, torch.Tensor]]:
-    made, guard = make(batch), Guarded()
-    made.q, made.k, made.v = (guard.take(x) for x in (made.q, made.k, made.v))
-    made.lengths = {n: guard.take(x) if isinstance(x, torch.Tensor) else x for n, x in made.lengths.items()}
+def guarded(batch: Batch) -> tuple[Arena, batches.Made, tuple[torch.Tensor, torch.Tensor]]:
+    made, arena = make(batch), Arena(BAND, 256 << 20 if support.DEVICE == "cuda" else 32 << 20)
+    made.q, made.k, made.v = (arena.take(x) for x in (made.q, made.k, made.v))
+    made.lengths = {n: arena.take(x) if isinstance(x, torch.Tensor) else x for n, x in made.lengths.items()}
     out, lse = batches.new_results(made)
-    return guard, made, (guard.take(out), guard.take(lse))
+    return arena, made, (arena.take(out), arena.take(lse))
 
 
 def random_int32(shape: tuple[int, ...], seed: int) -> torch.Tensor:
@@ -161,18 +111,18 @@ def check_group(group: str) -> int:
 
 
 def check(batch: Batch, name: str, append: bool) -> int:
-    guard, made, results = guarded(batch)
+    arena, made, results = guarded(batch)
     given = {}
     if append:
         count = 3 * batch.size
         shape = (count, batch.heads_k)
-        given["k"] = guard.take(torch.ones(*shape, batch.head_dim, dtype=made.k.dtype, device=made.k.device))
-        given["v"] = guard.take(torch.ones(*shape, batch.dims[1], dtype=made.v.dtype, device=made.v.device))
-        given["cu_seqlens_k_new"] = guard.take(batches.int32(range(0, count + 1, 3)))
+        given["k"] = arena.take(torch.ones(*shape, batch.head_dim, dtype=made.k.dtype, device=made.k.device))
+        given["v"] = arena.take(torch.ones(*shape, batch.dims[1], dtype=made.v.dtype, device=made.v.device))
+        given["cu_seqlens_k_new"] = arena.take(batches.int32(range(0, count + 1, 3)))
     if name == "scheduler_metadata":
         if not batches.has_schedules():
             return 0
-        given[name] = guard.take(batches.schedule(made))
+        given[name] = arena.take(batches.schedule(made))
     target = given[name] if name in given else made.lengths[name]
     right = target.clone()
     before = {n: x.clone() for n, x in (("q", made.q), ("k", made.k), ("v", made.v))}
@@ -180,13 +130,12 @@ def check(batch: Batch, name: str, append: bool) -> int:
     expected = tuple(x.clone() for x in results)
     for why, wrong in lies(name, right).items():
         target.copy_(wrong)
-        with GuardedAllocations() as allocations:
+        with watched(BAND) as allocations:
             attend(made, results, **given)
-        if support.DEVICE == "cuda":
-            torch.cuda.synchronize()
+        synchronize()
         said = f"{batch.why}, {name}: {why}, batch_invariant {batch.batch_invariant}"
-        assert allocations.broken() == 0, f"{said}: {allocations.broken()} bytes beside the workspace were written"
-        assert guard.broken() == 0, f"{said}: {guard.broken()} bytes outside the buffers were written"
+        for broken, where in ((allocations, "beside the workspace"), (arena, "outside the buffers")):
+            assert int(broken.broken()) == 0, f"{said}: {int(broken.broken())} bytes {where} were written"
         for n, x in before.items():
             if append and n in "kv":
                 getattr(made, n).copy_(x)  # an append may write anywhere inside the cache

@@ -12,9 +12,9 @@ A section is a module of this folder:
     def missing() -> str  # optional: what this machine lacks; "" if it can run the section
 
 `run` returns {"cases": how many were run, "failures": texts, each with the way to see it again, "figures": {name: value}}.
-"count", if it is there, replaces how many cases there should be. Figures of several parts are merged: whole numbers add up, fractions give the largest, texts the first; a name that starts
-with "least " gives the smallest, one that starts with "worst " the largest. A module may define merge(results) -> result
-instead.
+"count", if it is there, replaces how many cases there should be. Figures of several parts are merged: whole numbers add
+up, fractions give the largest, texts the first; a name that starts with "least " gives the smallest, one that starts
+with "worst " the largest. A module may define merge(results) -> result instead.
 """
 
 from __future__ import annotations
