@@ -132,14 +132,17 @@ __device__ __forceinline__ void produce(AttentionParams const& params, typename 
   bool const gathered = Traits::kScheduled && params.load.pages.gathered();
   if (gathered && (warp == ProducerWarp::kKeysValues || warp == ProducerWarp::kValues)) {
     RingState<Traits::kStages> write;
-    for_each_work<Traits>(shared, [&](TileWork const& work) {
-      if (work.range.empty()) { return; }
-      if (warp == ProducerWarp::kKeysValues) {
-        gather.load_keys(work, write);
-      } else {
-        gather.load_values(work, write);
-      }
-    });
+    // A loop for each warp: in a common one prefill on pages of 1 takes 3 to 5 % longer, and nvcc 12.8 to 13.0 spill
+    // the warp's index.
+    if (warp == ProducerWarp::kKeysValues) {
+      for_each_work<Traits>(shared, [&](TileWork const& work) {
+        if (!work.range.empty()) { gather.load_keys(work, write); }
+      });
+    } else {
+      for_each_work<Traits>(shared, [&](TileWork const& work) {
+        if (!work.range.empty()) { gather.load_values(work, write); }
+      });
+    }
     cp_async_wait<0>();
   } else if (warp == ProducerWarp::kKeysValues) {
     RingState<Traits::kStages> write;
