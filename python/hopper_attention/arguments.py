@@ -125,10 +125,10 @@ def dtype_name(dtype: Any) -> str:
     return _SHORT_NAMES.get(name, name)
 
 
-def needed(name: str, value: Any) -> Any:
-    """`value`, which must not be None."""
+def needed(name: str, value: Any, when: str = "") -> Any:
+    """`value`, which must not be None. when: "with" or "without" what it is needed."""
     if value is None:
-        raise ValueError(f"{name}: is needed, found None")
+        raise ValueError(f"{name}: is needed{' ' * bool(when)}{when}, found None")
     return value
 
 

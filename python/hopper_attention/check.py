@@ -77,7 +77,7 @@ def check_metadata(
         keys = same(for_all, batch) if tensor is None else counts(name, tensor, batch)
         check_upper(name, keys, capacity, "the keys that the sequence has room for")
     elif table is not None:
-        needed("seqused_k", None)
+        needed("seqused_k", None, "with page_table")
     keys = keys + new_keys(cu_seqlens_k_new, seqlen_k_new, batch)
     check_upper(name, keys, capacity, "the keys that the sequence has room for", " with the new keys")
     if table is not None:
@@ -91,7 +91,9 @@ def check_metadata(
     check_bound("max_seqlen_k", max_seqlen_k, keys, "keys")
     world = integer("cp_world_size", cp_world_size)
     if world > 1:
-        total = counts("cp_tot_seqused_k", needed("cp_tot_seqused_k", cp_tot_seqused_k), batch)
+        total = counts(
+            "cp_tot_seqused_k", needed("cp_tot_seqused_k", cp_tot_seqused_k, f"with cp_world_size {world}"), batch
+        )
         here = (total - integer("cp_rank", cp_rank) + world - 1) // world
         check_upper(name, keys, here, f"the keys of cp_tot_seqused_k on rank {cp_rank} of {world}")
 

@@ -221,7 +221,7 @@ def flash_attn_varlen_func(
             cp_rank,
             cp_tot_seqused_k,
             scheduler_metadata,
-            cu_seqlens_k if page_table is not None else needed("cu_seqlens_k", cu_seqlens_k),
+            cu_seqlens_k if page_table is not None else needed("cu_seqlens_k", cu_seqlens_k, "without page_table"),
             seqused_q,
             max_seqlen_k,
         )
