@@ -71,11 +71,12 @@ std::vector<int> work_of_tiles(Problem const& problem, Candidate const& chosen) 
 std::vector<TileRow const*> candidate_rows(PlanRequest const& request) {
   if (request.forces_tile()) { return {&request.forced_row({})}; }
   if (request.decodes()) { return {&request.tile_row(request.decode_use())}; }
+  if (request.many_use() == TileUse::kCapped) { return {&request.tile_row(TileUse::kCapped)}; }
   TileConfig const& first = request.tile_row(TileUse::kDense).tile;
   std::vector<TileRow const*> rows;
   for (TileRow const& row : kTiles) {
     bool const fits = row.tile.head_dim == first.head_dim && row.tile.head_dim_v == first.head_dim_v;
-    if (row.use == TileUse::kDense && fits && request.holds(row.tile)) { rows.push_back(&row); }
+    if (row.use == TileUse::kDense && fits) { rows.push_back(&row); }
   }
   return rows;
 }

@@ -55,7 +55,7 @@ void choose_workspace(PlanRequest const& request, Plan& plan) {
 // For sequences that are all alike: what the kernels would decide.
 bool splitting_pays(PlanRequest const& request) {
   bool const decodes = request.decodes();
-  TileConfig const tile = request.tile_row(decodes ? request.decode_use() : TileUse::kRagged).tile;
+  TileConfig const tile = request.tile_row(decodes ? request.decode_use() : request.many_use()).tile;
   ScheduleParams params;
   params.batch = request.problem.batch;
   params.alike = request.work_of_sequence(tile);
@@ -78,7 +78,7 @@ KernelPlan& add_kernel(PlanRequest const& request, Plan& plan, KernelFamily fami
   Problem const& problem = request.problem;
   bool const decode = family == KernelFamily::kDecode;
   bool const decodes = request.decodes();
-  TileUse const use = !decode ? TileUse::kRagged : decodes ? request.decode_use() : TileUse::kDecode;
+  TileUse const use = !decode ? request.many_use() : decodes ? request.decode_use() : TileUse::kDecode;
   bool const forced = request.forces_tile();
   TileRow const* row = &request.tile_row(use);
   if (forced) {

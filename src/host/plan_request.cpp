@@ -74,7 +74,7 @@ TileRow const& PlanRequest::forced_row(std::initializer_list<TileUse> uses) cons
   auto const found = std::ranges::find_if(kTiles, fits);
   require(found != kTiles.end(), "tile: no kernel with head dims of at least (", problem.head_dim, ", ",
           problem.head_dim_v, ") agrees with the forced tile ", forced.tile, " (0: any)",
-          problem.softcap == 0.0F ? "" : "; softcap needs a tile of at most 128 keys");
+          problem.softcap == 0.0F ? "" : "; softcap has the tiles of varlen calls");
   return *found;
 }
 

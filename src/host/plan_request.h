@@ -46,6 +46,7 @@ struct PlanRequest {
   std::int64_t rows_of_sequence() const { return std::int64_t{problem.seqlen_q} * scheduled_packing(); }
   bool decodes() const { return rows_of_sequence() <= kSlabRows; }
   TileUse decode_use() const;
+  TileUse many_use() const { return problem.softcap == 0.0F ? TileUse::kRagged : TileUse::kCapped; }
 
   // Of the longest sequence that there may be: tiles, and their key blocks or splits of fixed size.
   SequenceWork work_of_sequence(TileConfig const& tile) const;
@@ -58,7 +59,9 @@ struct PlanRequest {
   TileRow const& tile_row(TileUse use) const;
   TileRow const& forced_row(std::initializer_list<TileUse> uses) const;
   bool forces_tile() const { return forced.tile != TileConfig{}; }
-  bool holds(TileConfig const& tile) const { return problem.softcap == 0.0F || holds_softcap(tile); }
+  bool holds(TileConfig const& tile) const {
+    return tile.calls == Calls::kAll || (tile.calls == Calls::kCapped) == (problem.softcap != 0.0F);
+  }
 };
 
 // plan_dense.cpp: a tile follows from its index.

@@ -33,8 +33,10 @@ __device__ __forceinline__ void setup_barriers(typename Traits::SharedStorage& s
   constexpr int kConsumerWarps = Traits::kConsumerWarpgroups * cutlass::NumWarpsPerWarpGroup;
   constexpr int kReadersOfWork = kConsumerWarps + 3;  // the producer warps but the scheduler
   for (int w = 0; w < Traits::kConsumerWarpgroups; ++w) {
-    init_barrier(shared.q_full[w], 1);
-    init_barrier(shared.q_empty[w], 1);
+    for (int b = 0; b < Traits::kQueryBuffers; ++b) {
+      init_barrier(shared.q_full[b][w], 1);
+      init_barrier(shared.q_empty[b][w], 1);
+    }
   }
   for (int s = 0; s < Traits::kStages; ++s) {
     init_barrier(shared.full[s], 1);
@@ -95,7 +97,7 @@ __device__ __forceinline__ void schedule(AttentionParams const& params, typename
   if (Traits::kDecode && params.cluster.on()) {
     ClusterWorkSource source(params, blockIdx.x);
     publish<Traits>(params, shared, source, draw);
-  } else if (!Traits::kScheduled || !params.listed) {
+  } else if (!Traits::kListed || !params.listed) {
     DenseWorkSource source(params, blockIdx.x);
     publish<Traits>(params, shared, source, draw);
   } else {
@@ -106,18 +108,32 @@ __device__ __forceinline__ void schedule(AttentionParams const& params, typename
   }
 }
 
+template <class Traits>
+using WorkState = RingState<Traits::kWorkSlots>;
+
+// The next item of this CTA.
+template <class Traits>
+__device__ __forceinline__ TileWork const& wait_work(typename Traits::SharedStorage& shared,
+                                                     WorkState<Traits> const& read) {
+  wait_barrier(shared.work_full[read.slot], read.phase);
+  return shared.work[read.slot];
+}
+
+// All lanes of a warp.
+template <class Traits>
+__device__ __forceinline__ void release_work(typename Traits::SharedStorage& shared, WorkState<Traits> const& read) {
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) { arrive_barrier(shared.work_empty[read.slot]); }
+}
+
 // Calls `body(work)` for every item of this CTA. All lanes of a warp.
 template <class Traits, class Body>
 __device__ __forceinline__ void for_each_work(typename Traits::SharedStorage& shared, Body body) {
-  RingState<Traits::kWorkSlots> read;
-  while (true) {
-    wait_barrier(shared.work_full[read.slot], read.phase);
-    TileWork const& work = shared.work[read.slot];
+  for (WorkState<Traits> read;; ++read) {
+    TileWork const& work = wait_work<Traits>(shared, read);
     if (work.last) { break; }
     body(work);
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) { arrive_barrier(shared.work_empty[read.slot]); }
-    ++read;
+    release_work<Traits>(shared, read);
   }
 }
 
@@ -129,7 +145,7 @@ __device__ __forceinline__ void produce(AttentionParams const& params, typename 
     warm_pages(params.load.pages, params.cluster.sequence(params.cluster.first_tile(blockIdx.x)));
   }
   GatherLoader<Traits> const gather{params.load, shared, loader.lane};
-  bool const gathered = Traits::kScheduled && params.load.pages.gathered();
+  bool const gathered = Traits::kListed && params.load.pages.gathered();
   if (gathered && (warp == ProducerWarp::kKeysValues || warp == ProducerWarp::kValues)) {
     RingState<Traits::kStages> write;
     // A loop for each warp: in a common one prefill on pages of 1 takes 3 to 5 % longer, and nvcc 12.8 to 13.0 spill
@@ -150,11 +166,11 @@ __device__ __forceinline__ void produce(AttentionParams const& params, typename 
       if (!work.range.empty()) { loader.load_keys_values(work, write); }
     });
   } else if (warp == ProducerWarp::kQueries) {
-    uint32_t phase = 0;
+    RingState<Traits::kQueryBuffers> write;
     RingState<Traits::kStages> landed;
     for_each_work<Traits>(shared, [&](TileWork const& work) {
-      loader.load_queries(work, phase);
-      phase ^= 1;
+      loader.load_queries(work, write);
+      ++write;
       if (gathered && loader.lane == 0) { gather.announce(work, landed); }
     });
   } else if (warp == ProducerWarp::kValues) {
@@ -178,11 +194,11 @@ __device__ __forceinline__ void consume_swapped(AttentionParams const& params, t
   RingState<Traits::kStages> read;
   uint32_t q_phase = 0;
   for_each_work<Traits>(shared, [&](TileWork const& work) __attribute__((always_inline)) {
-    wait_barrier(shared.q_full[0], q_phase);
+    wait_barrier(shared.q_full[0][0], q_phase);
     q_phase ^= 1;
     mainloop.mma(work, read, [&]() {
       sync_warpgroup(0);
-      if (thread == 0) { arrive_barrier(shared.q_empty[0]); }
+      if (thread == 0) { arrive_barrier(shared.q_empty[0][0]); }
     });
     if (shares_tiles<Traits>(params)) {
       merge(work, [&](int rows) { epilogue.send(merge, mainloop, rows); });
@@ -217,47 +233,87 @@ __device__ __forceinline__ void consume(AttentionParams const& params, typename 
   CollectiveEpilogue<Traits> const epilogue{params, shared, warpgroup, thread};
   ClusterMerge<Traits> merge(params, shared, thread);
   constexpr bool kItemInRegisters = Traits::kHeadDimV <= 192;  // wider heads have none left
+  constexpr bool kTwoBuffers = Traits::kQueryBuffers == 2;
 
+  cute::Tensor tSrS = partition_fragment_C(typename Traits::MmaQk{}, Shape<Int<kSlabRows>, Int<Traits::kKeys>>{});
+  cute::Tensor tOrO = partition_fragment_C(typename Traits::MmaPv{}, Shape<Int<kSlabRows>, Int<Traits::kHeadDimV>>{});
   turns.setup();
   RingState<Traits::kStages> read;
-  uint32_t q_phase = 0;
+  RingState<Traits::kQueryBuffers> q;
 
-  for_each_work<Traits>(shared, [&](TileWork const& shared_work) __attribute__((always_inline)) {
+  ThreadKeys seen;
+  // Waits for Q also for work without keys: O takes its place, so the slab must be this tile's.
+  auto const begin = [&](TileWork const& work) __attribute__((always_inline)) {
+    if (!work.last) { wait_barrier(shared.q_full[q.slot][warpgroup], q.phase); }
+    seen = mainloop.issue_first_scores(work, q.slot, read, tSrS);
+  };
+  auto const release_q = [&](int buffer) __attribute__((always_inline)) {
+    sync_warpgroup(warpgroup);
+    if (thread == 0) { arrive_barrier(shared.q_empty[buffer][warpgroup]); }
+  };
+
+  WorkState<Traits> items;
+  TileWork const* work = &wait_work<Traits>(shared, items);
+  bool is_first = true;
+  if constexpr (Traits::kScoresEarly) {
+    begin(*work);
+    mainloop.wait_first_scores(tSrS);
+  }
+  while (!work->last) {
+    int const buffer = q.slot;
     TileWork at_start;
-    if constexpr (kItemInRegisters) { at_start = read_at_once(shared_work); }
-    TileWork const& work = kItemInRegisters ? at_start : shared_work;
+    if constexpr (kItemInRegisters) { at_start = read_at_once(*work); }
+    TileWork const& now = kItemInRegisters ? at_start : *work;
+    if constexpr (!Traits::kScoresEarly) {
+      begin(now);
+      mainloop.wait_first_scores(tSrS);
+    }
     TileWork finished;  // the same, read again under the last product: before, there are no registers for all of it
     typename Traits::Softmax softmax(params.softmax.scale_log2);
-    cute::Tensor tOrO = partition_fragment_C(typename Traits::MmaPv{}, Shape<Int<kSlabRows>, Int<Traits::kHeadDimV>>{});
-    auto const release_q = [&]() {
-      sync_warpgroup(warpgroup);
-      if (thread == 0) { arrive_barrier(shared.q_empty[warpgroup]); }
+    // The tile before has O in the other buffer, whose store is done long ago.
+    auto const after_first = [&]() __attribute__((always_inline)) {
+      if (kTwoBuffers && thread == 0 && !is_first) {
+        epilogue.wait_stores();
+        arrive_barrier(shared.q_empty[buffer ^ 1][warpgroup]);
+      }
     };
-    auto const after_scores = [&]() {
-      if constexpr (Traits::kOwnOutputBuffer) { release_q(); }
-      finished = read_at_once(shared_work);
+    auto const after_scores = [&]() __attribute__((always_inline)) {
+      if constexpr (Traits::kDecode) { release_q(buffer); }
+      finished = read_at_once(*work);
     };
-    // Also for work without keys: where O takes the place of Q, the slab must be this tile's.
-    wait_barrier(shared.q_full[warpgroup], q_phase);
-    q_phase ^= 1;
-    if (!work.range.empty()) {
-      mainloop.mma(work, read, softmax, tOrO, after_scores);
+    if (!now.range.empty()) {
+      mainloop.mma(now, seen, buffer, read, softmax, tSrS, tOrO, after_first, after_scores);
     } else {
       clear(tOrO);
+      after_first();
       after_scores();
     }
-    if constexpr (Traits::kDecode) {
-      if (shares_tiles<Traits>(params)) {
+    is_first = false;
+    ++q;
+    WorkState<Traits> const item = items;
+    ++items;
+    if constexpr (Traits::kScoresEarly) {
+      work = &wait_work<Traits>(shared, items);
+      begin(*work);
+    }
+    if (shares_tiles<Traits>(params)) {
+      if constexpr (Traits::kDecode) {
         merge(finished, [&](int row_count) { epilogue.send(merge, softmax, tOrO, row_count); });
-        return;
+      }
+    } else {
+      epilogue.store(finished, buffer, softmax, tOrO);
+      if constexpr (!kTwoBuffers && !Traits::kDecode) {
+        epilogue.wait_stores();
+        release_q(buffer);
       }
     }
-    epilogue.store(finished, softmax, tOrO);
-    if constexpr (!Traits::kOwnOutputBuffer) {
-      epilogue.wait_stores();
-      release_q();
+    release_work<Traits>(shared, item);
+    if constexpr (Traits::kScoresEarly) {
+      mainloop.wait_first_scores(tSrS);
+    } else {
+      work = &wait_work<Traits>(shared, items);
     }
-  });
+  }
   epilogue.wait_stores();
   if constexpr (Traits::kDecode) {
     if (shares_tiles<Traits>(params)) { merge.finish(); }

@@ -120,7 +120,7 @@ class ClusterMerge {
 
   __device__ __forceinline__ float* received(int part, int row, int column, int rows) const {
     int const within = Traits::kSwapped ? column * rows + row : row * columns() + column;
-    return reinterpret_cast<float*>(Traits::output_slab(shared_, 0)) + part * rows * columns() + within;
+    return reinterpret_cast<float*>(shared_.o) + part * rows * columns() + within;
   }
 
   __device__ __forceinline__ void wait_until_read() const {

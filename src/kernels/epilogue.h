@@ -26,13 +26,14 @@ struct CollectiveEpilogue {
   int warpgroup;
   int thread;  // in the warpgroup
 
-  // Divides by the row sums and writes out and LSE, or the partial result of a part of a tile. The slab of `work` must
-  // not be read by the producers any more.
+  // Divides by the row sums and writes out and LSE, or the partial result of a part of a tile. O takes the place of Q,
+  // which the producers may have again after wait_stores().
   template <class Output>
-  __device__ __forceinline__ void store(TileWork const& work, Softmax& softmax, Output& tOrO) const {
+  __device__ __forceinline__ void store(TileWork const& work, int buffer, Softmax& softmax, Output& tOrO) const {
     ThreadRows const rows(thread, work.queries.first + warpgroup * params.packing.queries_per_slab);
-    if (work.slot >= 0) {
+    if (Traits::kListed && work.slot >= 0) {
       store_partial(work, rows, softmax, tOrO);
+      sync_warpgroup(warpgroup);  // no warp multiplies by Q any more
     } else if constexpr (Traits::kDecode) {
       store_from_registers(work, rows, softmax, tOrO);
     } else {
@@ -42,7 +43,7 @@ struct CollectiveEpilogue {
       cutlass::NumericArrayConverter<Element, float, decltype(size(tOrO))::value> const round;
       *reinterpret_cast<cutlass::Array<Element, decltype(size(tOrO))::value>*>(tOrO_half.data()) =
           round(*reinterpret_cast<cutlass::Array<float, decltype(size(tOrO))::value> const*>(tOrO.data()));
-      store_rows(work, rows, tOrO_half);
+      store_rows(work, rows, buffer, tOrO_half);
       if (params.epilogue.lse != nullptr) { store_lse_of_rows(work, rows, ends); }  // O is on its way meanwhile
     }
   }
@@ -172,9 +173,10 @@ struct CollectiveEpilogue {
 
   // Through shared memory: a slab whose rows all exist by TMA, the others row by row.
   template <class Output>
-  __device__ __forceinline__ void store_rows(TileWork const& work, ThreadRows const& rows, Output& tOrO) const {
+  __device__ __forceinline__ void store_rows(TileWork const& work, ThreadRows const& rows, int buffer,
+                                             Output& tOrO) const {
     EpilogueParams const& p = params.epilogue;
-    Element* slab = Traits::output_slab(shared, warpgroup);
+    Element* slab = shared.q[buffer][warpgroup];
     cute::Tensor sO = make_tensor(make_smem_ptr(slab), typename Traits::LayoutO{});  // (64, Dv)
     auto const copy_atom = Copy_Atom<SM90_U32x4_STSM_N, Element>{};
     auto const tiled_copy = make_tiled_copy_C(copy_atom, typename Traits::MmaPv{});
@@ -182,8 +184,7 @@ struct CollectiveEpilogue {
     cute::Tensor from = thread_copy.retile_S(tOrO);
     cute::Tensor to = thread_copy.partition_D(sO);
 
-    wait_stores();
-    sync_warpgroup(warpgroup);
+    sync_warpgroup(warpgroup);  // no warp multiplies by Q any more
     copy(tiled_copy, from, to);
     tma_store_fence();
     sync_warpgroup(warpgroup);
@@ -199,6 +200,7 @@ struct CollectiveEpilogue {
       }
     } else {
       copy_rows(work, rows, sO);
+      sync_warpgroup(warpgroup);  // before one thread says that the slab is free
     }
   }
 

@@ -35,10 +35,21 @@ __device__ __forceinline__ void gemm_async(Mma& mma, A const& a, B const& b, C& 
 // What a block needs between S and the softmax. Kinds are types and not branches: a branch while WGMMAs are in flight
 // makes ptxas wait for them first, and the softmax would not run under O += P V (0.90 of FlashAttention-3's speed
 // instead of 1.0).
-template <bool kCapped_, bool kMasked_>
-struct BlockKind {
-  static constexpr bool kCapped = kCapped_;  // softcap, before the mask
-  static constexpr bool kMasked = kMasked_;  // not every row sees every key
+struct PlainBlock {
+  static constexpr bool kCapped = false;  // softcap, before the mask
+  static constexpr bool kMasked = false;  // not every row sees every key
+};
+struct MaskedBlock {
+  static constexpr bool kCapped = false;
+  static constexpr bool kMasked = true;
+};
+struct CappedBlock {
+  static constexpr bool kCapped = true;
+  static constexpr bool kMasked = false;
+};
+struct CappedMaskedBlock {
+  static constexpr bool kCapped = true;
+  static constexpr bool kMasked = true;
 };
 
 template <class Traits>
@@ -66,35 +77,54 @@ struct CollectiveMainloop {
     if (thread % 32 == 0) { arrive_barrier(shared.empty[state.slot]); }
   }
 
+  // Issues S of a tile's first block, and finds meanwhile what its rows see. Without keys S is of what lies in the
+  // slots, and nobody uses it: a product inside a branch would be waited for at the branch's end.
+  template <class Scores>
+  __device__ __forceinline__ ThreadKeys issue_first_scores(TileWork const& work, int buffer, State const& read,
+                                                           Scores& tSrS) const {
+    typename Traits::MmaQk mma_qk;
+    auto const thread_qk = mma_qk.get_thread_slice(thread);
+    ThreadRows rows = thread_rows(work);
+    ThreadKeys seen(params.mask, work.sequence.len, params.packing, rows);
+    if (!work.last && !work.range.empty()) { wait(read); }
+    gemm_async<GMMA::ScaleOut::Zero>(mma_qk, queries(thread_qk, buffer), keys(thread_qk)(_, _, _, read.slot), tSrS);
+    asm volatile("" : "+r"(rows.first_query), "+r"(rows.slab_row));  // or the limits would be taken before the product
+    seen.complete(params.mask, work.sequence.len, params.packing, rows);
+    return seen;
+  }
+
+  template <class Scores>
+  __device__ __forceinline__ void wait_first_scores(Scores& tSrS) const {
+    warpgroup_wait<0>();
+    warpgroup_fence_operand(tSrS);
+  }
+
   // Accumulates tOrO (64 x head_dim_v, unscaled) and the softmax state over the key blocks of `work`, right to left.
-  // `after_scores` is called as soon as Q is not needed any more.
-  template <class Output, class AfterScores>
-  __device__ __forceinline__ void mma(TileWork const& work, State& read, Softmax& softmax, Output& tOrO,
+  // The first block's scores must have been issued. `after_first` is called once they have been used, `after_scores` as
+  // soon as Q is not needed any more.
+  template <class Scores, class Output, class AfterFirst, class AfterScores>
+  __device__ __forceinline__ void mma(TileWork const& work, ThreadKeys const& seen, int buffer, State& read,
+                                      Softmax& softmax, Scores& tSrS, Output& tOrO, AfterFirst after_first,
                                       AfterScores after_scores) const {
-    cute::Tensor sQ = make_tensor(make_smem_ptr(shared.q[warpgroup]), typename Traits::LayoutQ{});  // (64, D)
-    cute::Tensor sK = make_tensor(make_smem_ptr(shared.ring[0]), typename Traits::LayoutK{});       // (keys, D, slots)
-    cute::Tensor sVt = make_tensor(make_smem_ptr(shared.ring[0]), typename Traits::LayoutVt{});     // (Dv, keys, slots)
+    cute::Tensor sVt = make_tensor(make_smem_ptr(shared.ring[0]), typename Traits::LayoutVt{});  // (Dv, keys, slots)
 
     typename Traits::MmaQk mma_qk;
     typename Traits::MmaPv mma_pv;
     auto const thread_qk = mma_qk.get_thread_slice(thread);
     auto const thread_pv = mma_pv.get_thread_slice(thread);
-    cute::Tensor tSrQ = thread_qk.partition_fragment_A(sQ);   // (MMA, 1, D / 16)
-    cute::Tensor tSrK = thread_qk.partition_fragment_B(sK);   // (MMA, 1, D / 16, slots)
-    cute::Tensor tOrV = thread_pv.partition_fragment_B(sVt);  // (MMA, 1, keys / 16, slots)
+    cute::Tensor tSrQ = queries(thread_qk, buffer);                         // (MMA, 1, D / 16)
+    cute::Tensor tSrK = keys(thread_qk);                                    // (MMA, 1, D / 16, slots)
+    cute::Tensor tOrV = thread_pv.partition_fragment_B(sVt);                // (MMA, 1, keys / 16, slots)
+    cute::Tensor tOrP = make_tensor<Element>(operand_view(tSrS).layout());  // (8, 1, keys / 16)
 
-    cute::Tensor tSrS = partition_fragment_C(mma_qk, Shape<Int<kSlabRows>, Int<Traits::kKeys>>{});  // (MMA, 1, 1)
-    cute::Tensor tOrP = make_tensor<Element>(operand_view(tSrS).layout());                          // (8, 1, keys / 16)
-
-    ThreadRows const rows(thread, work.queries.first + warpgroup * params.packing.queries_per_slab);
-    ThreadKeys keys(params.mask, work.sequence.len, params.packing, rows);
+    ThreadRows const rows = thread_rows(work);
 
     // Scores of block n -> row maxima.
     auto const update_max = [&](int n, auto kind) __attribute__((always_inline)) {
       if constexpr (kind.kCapped) {
         apply_softcap<kRoomForSoftcap && !kind.kMasked ? 4 : 1>(tSrS, params.softmax.softcap_inner);
       }
-      if constexpr (kind.kMasked) { apply_mask(tSrS, keys, work.first_key(n, Traits::kKeys) + rows.column); }
+      if constexpr (kind.kMasked) { apply_mask(tSrS, seen, work.first_key(n, Traits::kKeys) + rows.column); }
       softmax.update_max(tSrS, bool_constant<kind.kMasked>{}, bool_constant<kRescalesSeldom>{});
     };
     auto const convert = [&]() __attribute__((always_inline)) {
@@ -107,21 +137,15 @@ struct CollectiveMainloop {
       }
     };
 
-    // The first block: nothing to overlap with yet but what a tile needs at its start.
+    // The first block: nothing to overlap with yet.
     auto const start = [&](int n, auto kind) __attribute__((always_inline)) {
-      wait(read);
-      gemm_async<GMMA::ScaleOut::Zero>(mma_qk, tSrQ, tSrK(_, _, _, read.slot), tSrS);
-      ThreadRows late = rows;  // opaque, or the compiler takes the limits before the product
-      asm volatile("" : "+r"(late.first_query), "+r"(late.slab_row));
-      keys.complete(params.mask, work.sequence.len, params.packing, late);
       clear(tOrO);
-      warpgroup_wait<0>();
-      warpgroup_fence_operand(tSrS);
       release(read);
       ++read;
       update_max(n, kind);
       softmax.template exponentiate<0, kRowsPerThread>(tSrS);
       convert();
+      after_first();
     };
 
     // S of block n is issued first; O += P V of block n + 1 runs under its softmax.
@@ -163,10 +187,20 @@ struct CollectiveMainloop {
       }
       for (; n >= range.begin; --n) { step(n, masked); }  // left edge
     };
-    if (!holds_softcap(Traits::kTile) || params.softmax.softcap_inner == 0.0F) {
-      all_blocks(BlockKind<false, false>{}, BlockKind<false, true>{});
-    } else if constexpr (holds_softcap(Traits::kTile)) {
-      all_blocks(BlockKind<true, !kRoomForSoftcap>{}, BlockKind<true, true>{});
+    auto const capped_blocks = [&]() __attribute__((always_inline)) {
+      all_blocks(conditional_t<kRoomForSoftcap, CappedBlock, CappedMaskedBlock>{}, CappedMaskedBlock{});
+    };
+    constexpr Calls kCalls = Traits::kTile.calls;
+    if constexpr (kCalls == Calls::kCapped) {
+      capped_blocks();
+    } else if constexpr (kCalls == Calls::kAll) {
+      if (params.softmax.softcap_inner == 0.0F) {
+        all_blocks(PlainBlock{}, MaskedBlock{});
+      } else {
+        capped_blocks();
+      }
+    } else {
+      all_blocks(PlainBlock{}, MaskedBlock{});
     }
 
     after_scores();
@@ -177,6 +211,21 @@ struct CollectiveMainloop {
     warpgroup_fence_operand(tOrO);
     release(read);
     ++read;
+  }
+
+ private:
+  __device__ __forceinline__ ThreadRows thread_rows(TileWork const& work) const {
+    return {thread, work.queries.first + warpgroup * params.packing.queries_per_slab};
+  }
+  template <class ThreadMma>
+  __device__ __forceinline__ auto queries(ThreadMma const& thread_qk, int buffer) const {
+    return thread_qk.partition_fragment_A(
+        make_tensor(make_smem_ptr(shared.q[buffer][warpgroup]), typename Traits::LayoutQ{}));  // (64, D)
+  }
+  template <class ThreadMma>
+  __device__ __forceinline__ auto keys(ThreadMma const& thread_qk) const {
+    return thread_qk.partition_fragment_B(
+        make_tensor(make_smem_ptr(shared.ring[0]), typename Traits::LayoutK{}));  // (keys, D, slots)
   }
 };
 

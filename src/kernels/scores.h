@@ -54,6 +54,7 @@ __device__ __forceinline__ void apply_softcap(Scores& scores, float inner) {
 struct ThreadKeys {
   KeyInterval row[kRowsPerThread];
 
+  ThreadKeys() = default;
   __device__ __forceinline__ ThreadKeys(MaskParams const& mask, SeqlenQK len, Packing const& packing,
                                         ThreadRows const& thread) {
     CUTE_UNROLL

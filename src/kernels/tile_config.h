@@ -13,8 +13,22 @@ namespace hopper_attention {
 // Dense calls choose among the tiles of a head dim by what they cost. Where lengths are on the device, the tile must
 // not follow from a bound that the caller gives: one for many queries, one for few. Where all sequences have so few
 // that 16 rows hold them, and nothing was said about invariance, there is a third; its blocks have as many keys as
-// those of the second, which schedules count.
-enum class TileUse : std::uint8_t { kDense, kRagged, kDecode, kFewRows };
+// those of the second, which schedules count. Softcap for many queries, in dense calls too, has kernels of its own with
+// the tiles of kRagged.
+enum class TileUse : std::uint8_t { kDense, kRagged, kCapped, kDecode, kFewRows };
+
+constexpr Calls calls_of(TileUse use) {
+  switch (use) {
+    case TileUse::kDense:
+      return Calls::kDense;
+    case TileUse::kRagged:
+      return Calls::kUncapped;
+    case TileUse::kCapped:
+      return Calls::kCapped;
+    default:
+      return Calls::kAll;
+  }
+}
 
 // Nanoseconds of an SM, from the times of calls that differ in length alone (tools/sweep_tiles).
 struct TileCost {
@@ -26,7 +40,12 @@ struct TileRow {
   TileUse use;
   TileConfig tile;
   char const* why;
-  TileCost cost{};  // only ratios between the kDense rows of a head dim count
+  TileCost cost;  // only ratios between the kDense rows of a head dim count, and of block and tile for packing
+
+  constexpr TileRow(TileUse use_, TileConfig const& tile_, char const* why_, TileCost cost_ = {})
+      : use(use_), tile(tile_), why(why_), cost(cost_) {
+    tile.calls = calls_of(use);
+  }
 };
 
 // Figures: speed over FlashAttention-3's varlen build, bf16, 16k tokens, H200, this tile against another one in the
@@ -49,7 +68,7 @@ inline constexpr std::array kTiles{
     TileRow{TileUse::kDense, {192, 96, 96, 96, 6}, "three warpgroups: full 1.00 / 0.94 at 4k", {1500, 3200}},
     TileRow{TileUse::kDense,
             {128, 128, 128, 128, 5},
-            "square, and O has its own buffer: full 1.18 / 1.08 at 512, causal 1.15 / 0.96 at 1k",
+            "square, with two buffers for Q and O: full 1.18 / 1.08 at 512, causal 1.15 / 0.96 at 1k",
             {1780, 2900}},
     TileRow{TileUse::kDense,
             {128, 176, 128, 128, 4},
@@ -60,10 +79,16 @@ inline constexpr std::array kTiles{
     TileRow{TileUse::kDense, {128, 80, 256, 256, 4}, "the widest that fits in shared memory", {1940, 6800}},
     TileRow{TileUse::kRagged, {192, 128, 64, 64, 8}, "three warpgroups hide the exponentials of d 64"},
     TileRow{TileUse::kRagged, {128, 128, 96, 96, 6}, "square"},
-    TileRow{TileUse::kRagged, {128, 128, 128, 128, 5}, "square, O has its own buffer"},
+    TileRow{TileUse::kRagged, {128, 128, 128, 128, 5}, "square, with two buffers for Q and O"},
     TileRow{TileUse::kRagged, {128, 112, 192, 128, 4}, "the widest that fits in shared memory"},
     TileRow{TileUse::kRagged, {128, 112, 192, 192, 4}, "the widest that fits in shared memory"},
     TileRow{TileUse::kRagged, {128, 80, 256, 256, 4}, "the widest that fits in shared memory"},
+    TileRow{TileUse::kCapped, {192, 128, 64, 64, 8}, "as without softcap", {1510, 2500}},
+    TileRow{TileUse::kCapped, {128, 128, 96, 96, 6}, "as without softcap", {1403, 2700}},
+    TileRow{TileUse::kCapped, {128, 128, 128, 128, 5}, "as without softcap", {1780, 2900}},
+    TileRow{TileUse::kCapped, {128, 112, 192, 128, 4}, "as without softcap", {1710, 4500}},
+    TileRow{TileUse::kCapped, {128, 112, 192, 192, 4}, "as without softcap", {2040, 5000}},
+    TileRow{TileUse::kCapped, {128, 80, 256, 256, 4}, "as without softcap", {1940, 6800}},
     TileRow{TileUse::kDecode, {64, 128, 64, 64, 5, 2}, "two blocks an SM: one starts or ends while the other streams"},
     TileRow{TileUse::kDecode, {64, 64, 96, 96, 7, 2}, "two blocks an SM"},
     TileRow{TileUse::kDecode,
@@ -72,11 +97,17 @@ inline constexpr std::array kTiles{
     TileRow{TileUse::kDecode, {64, 64, 192, 128, 7}, "one block an SM: two have no room for four stages"},
     TileRow{TileUse::kDecode, {64, 64, 192, 192, 7}, "one block an SM: two have no room for four stages"},
     TileRow{TileUse::kDecode, {64, 64, 256, 256, 5}, "one block an SM: two have no room for four stages"},
-    TileRow{TileUse::kFewRows, {16, 128, 64, 64, 6, 2}, "queries are the columns: no idle rows are multiplied"},
-    TileRow{TileUse::kFewRows, {16, 128, 128, 128, 6}, "queries are the columns: no idle rows are multiplied"},
-    TileRow{TileUse::kFewRows, {16, 64, 192, 128, 8}, "queries are the columns: no idle rows are multiplied"},
-    TileRow{TileUse::kFewRows, {16, 64, 192, 192, 8}, "queries are the columns: no idle rows are multiplied"},
-    TileRow{TileUse::kFewRows, {16, 64, 256, 256, 6}, "queries are the columns: no idle rows are multiplied"},
+    TileRow{TileUse::kFewRows,
+            {16, 128, 64, 64, 6, 2},
+            "queries are the columns of S and O: 16 of them instead of 64 rows"},
+    TileRow{
+        TileUse::kFewRows, {16, 128, 128, 128, 6}, "queries are the columns of S and O: 16 of them instead of 64 rows"},
+    TileRow{
+        TileUse::kFewRows, {16, 64, 192, 128, 8}, "queries are the columns of S and O: 16 of them instead of 64 rows"},
+    TileRow{
+        TileUse::kFewRows, {16, 64, 192, 192, 8}, "queries are the columns of S and O: 16 of them instead of 64 rows"},
+    TileRow{
+        TileUse::kFewRows, {16, 64, 256, 256, 6}, "queries are the columns of S and O: 16 of them instead of 64 rows"},
 };
 
 // The first row for the smallest head dims that hold (head_dim, head_dim_v); nullptr if none does.
@@ -89,9 +120,6 @@ constexpr TileRow const* find_tile(int head_dim, int head_dim_v, TileUse use) {
   }
   return best;
 }
-
-// Whether its kernel has the code for softcap: the widest tiles have no registers left for it.
-constexpr bool holds_softcap(TileConfig const& tile) { return tile.keys <= 128; }
 
 // Query rows of a consumer warpgroup, and how many of these a tile has.
 constexpr int rows_of_slab(TileConfig const& tile) { return min_of(tile.rows, kSlabRows); }

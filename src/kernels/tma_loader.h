@@ -28,18 +28,20 @@ struct TmaLoader {
   int lane;
 
   // One slab for each consumer warpgroup, as soon as that warpgroup has left its slab of the tile before.
-  __device__ __forceinline__ void load_queries(TileWork const& work, uint32_t phase) const {
+  __device__ __forceinline__ void load_queries(TileWork const& work,
+                                               RingState<Traits::kQueryBuffers> const& write) const {
     if (lane != 0) { return; }
     Sequence const& sequence = work.sequence;
     CUTE_UNROLL
     for (int w = 0; w < Traits::kConsumerWarpgroups; ++w) {
-      wait_barrier(shared.q_empty[w], phase ^ 1);
-      expect_bytes(shared.q_full[w], query_bytes());
+      uint64_t& arrival = shared.q_full[write.slot][w];
+      wait_barrier(shared.q_empty[write.slot][w], write.phase ^ 1);
+      expect_bytes(arrival, query_bytes());
       int const row = sequence.q_row + work.queries.first + w * params.queries_per_slab;
       CUTE_UNROLL
       for (int c = 0; c < Traits::kHeadDim; c += Traits::kSlabColumns) {
-        SM90_TMA_LOAD_5D::copy(&params.q, &shared.q_full[w], kStream, shared.q[w] + c * Traits::kQueryRows, c, 0, row,
-                               work.head, sequence.q_batch);
+        SM90_TMA_LOAD_5D::copy(&params.q, &arrival, kStream, shared.q[write.slot][w] + c * Traits::kQueryRows, c, 0,
+                               row, work.head, sequence.q_batch);
       }
     }
   }
@@ -92,7 +94,7 @@ struct TmaLoader {
   }
 
  private:
-  __device__ __forceinline__ bool paged() const { return Traits::kScheduled && params.pages.table != nullptr; }
+  __device__ __forceinline__ bool paged() const { return Traits::kListed && params.pages.table != nullptr; }
 
   // Page of the box of block n that this lane brings: a box has 8 keys or more, so that lanes have at most one. TMA
   // delivers zeros for a page that does not exist.

@@ -180,6 +180,29 @@ TEST_CASE("plan: softcap takes a tile that holds it, and refuses a forced one th
   CHECK_THROWS_AS(testing::plan_with(p, card(132), {.tile = {.keys = 176}}), InvalidArgument);
 }
 
+TEST_CASE("plan: kernels have the code that their calls need and no more") {
+  auto const calls_of = [](Problem const& p) { return plan(p, card(132)).kernels.at(0).tile.calls; };
+  Problem dense = problem(2, 2048, 2048, 8, 8, 128, true);
+  CHECK(calls_of(dense) == Calls::kDense);
+  Problem lengths_on_device = ragged(2048, 2048, 128);
+  CHECK(calls_of(lengths_on_device) == Calls::kUncapped);
+  dense.softcap = lengths_on_device.softcap = 30.0F;
+  CHECK(calls_of(dense) == Calls::kCapped);
+  CHECK(calls_of(lengths_on_device) == Calls::kCapped);
+  dense.seqlen_q = 1;
+  CHECK(calls_of(dense) == Calls::kAll);
+}
+
+TEST_CASE("tiles: those of softcap are those without, which the schedule counts") {
+  for (TileRow const& row : kTiles) {
+    if (row.use != TileUse::kRagged) { continue; }
+    TileConfig capped = find_tile(row.tile.head_dim, row.tile.head_dim_v, TileUse::kCapped)->tile;
+    CHECK(capped.calls == Calls::kCapped);
+    capped.calls = row.tile.calls;
+    CHECK(capped == row.tile);
+  }
+}
+
 TEST_CASE("plan: the choice costs little time for very long sequences") {
   Plan const made = plan(problem(1, 1 << 24, 1 << 24, 4, 1, 128, true), card(132));
   CHECK(made.tile.keys == 176);
