@@ -54,10 +54,20 @@ DataType parse_dtype(std::string const& text) {
 
 namespace {
 
+char const* calls_text(TileConfig const& tile) {
+  switch (tile.calls) {
+    case Calls::kAll: return "all";
+    case Calls::kCapped: return "capped";
+    case Calls::kUncapped: return "uncapped";
+    case Calls::kDense: return "dense";
+  }
+  return "";
+}
+
 std::string tile_text(TileConfig const& tile) {
   return "Tile(rows=" + std::to_string(tile.rows) + ", keys=" + std::to_string(tile.keys) +
          ", head_dim=" + std::to_string(tile.head_dim) + ", head_dim_v=" + std::to_string(tile.head_dim_v) +
-         ", stages=" + std::to_string(tile.stages) + ")";
+         ", stages=" + std::to_string(tile.stages) + ", calls='" + calls_text(tile) + "')";
 }
 
 std::string plan_text(Plan const& plan) {
@@ -113,6 +123,9 @@ void bind_tile(nb::module_& module) {
       .def_ro("head_dim", &TileConfig::head_dim)
       .def_ro("head_dim_v", &TileConfig::head_dim_v)
       .def_ro("stages", &TileConfig::stages)
+      .def_prop_ro("calls", &calls_text,
+                   "What its kernel has the code for: 'all' calls, all with softcap ('capped'), all without it\n"
+                   "('uncapped'), or 'dense' ones without it.")
       .def(nb::self == nb::self, nb::sig("def __eq__(self, other: object, /) -> bool"))
       .def("__hash__", [](TileConfig const& tile) { return nb::hash(nb::str(tile_text(tile).c_str())); })
       .def("__repr__", &tile_text);

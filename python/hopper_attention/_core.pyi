@@ -71,6 +71,13 @@ class Tile:
     @property
     def stages(self) -> int: ...
 
+    @property
+    def calls(self) -> str:
+        """
+        What its kernel has the code for: 'all' calls, all with softcap ('capped'), all without it
+        ('uncapped'), or 'dense' ones without it.
+        """
+
     def __eq__(self, other: object, /) -> bool: ...
 
     def __hash__(self) -> int: ...
