@@ -56,10 +56,14 @@ namespace {
 
 char const* calls_text(TileConfig const& tile) {
   switch (tile.calls) {
-    case Calls::kAll: return "all";
-    case Calls::kCapped: return "capped";
-    case Calls::kUncapped: return "uncapped";
-    case Calls::kDense: return "dense";
+    case Calls::kAll:
+      return "all";
+    case Calls::kCapped:
+      return "capped";
+    case Calls::kUncapped:
+      return "uncapped";
+    case Calls::kDense:
+      return "dense";
   }
   return "";
 }

@@ -49,7 +49,9 @@ bool has_output(Problem const& problem) {
 char const* reason_for_a_schedule(PlanRequest const& request) {
   Problem const& problem = request.problem;
   if (problem.ragged) { return "lengths are on the device"; }
-  if (problem.keys == KeyLayout::kPaged) { return "keys are in pages, which the widest tiles cannot load"; }
+  if (problem.keys == KeyLayout::kPaged) {
+    return "keys are in pages, for which the tiles of dense calls have no code";
+  }
   if (problem.batch_invariant) { return "splits of fixed size, so that no sequence depends on another"; }
   if (request.forced.num_splits >= 2) { return "splits are forced"; }
   if (problem.num_splits != 1 && splitting_pays(request)) { return "whole tiles would leave SMs idle"; }
