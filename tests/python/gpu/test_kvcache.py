@@ -92,14 +92,17 @@ def test_masks(kernel, mask):
     )
 
 
-def test_cache_seqlens_as_an_int():
-    case = main_dims(Batch("all as long", (3,) * 4, (77,) * 4, call="cache", keys="dense", dense_q=True, extra_k=9,
-                           causal=True, heads_q=8, num_splits=0))  # fmt: skip
-    made = make(case)
-    expected = judged_results(made)
-    require_same(case, "an int", attend(made, cache_seqlens=77), expected)
-    full = make(case.but(extra_k=0, why="the whole cache"))
-    require_same(full.batch, "None", attend(full, cache_seqlens=None), judged_results(full))
+@pytest.mark.parametrize("queries", [3, 200])
+@pytest.mark.parametrize("by_index", [False, True], ids=["", "rows by index"])
+def test_cache_seqlens_as_an_int(by_index, queries):
+    """The plan is that of a dense call, with rows by index, too."""
+    case = main_dims(Batch("all as long", (queries,) * 4, (77,) * 4, call="cache", keys="dense", dense_q=True, extra_k=9,
+                           batch_idx=by_index, causal=True, heads_q=8, num_splits=0))  # fmt: skip
+    for batch, lengths in ((case, 77), (case.but(extra_k=0, why="the whole cache"), None)):
+        made = make(batch)
+        found = judged_results(made, cache_seqlens=lengths)
+        if queries == 3:  # the same tile
+            require_same(batch, f"cache_seqlens {lengths}", found, judged_results(made))
 
 
 def test_an_index_outside_the_cache_has_no_keys():
