@@ -148,11 +148,12 @@ TEST_CASE("plan: the costs in the table choose the tiles that were measured to b
                        {96, true, 4096, "128x128"},
                        {128, false, 512, "128x128"},
                        {128, false, 2048, "128x128"},
-                       {128, false, 4096, "128x176"},
+                       {128, false, 4096, "128x128"},
+                       {128, false, 8192, "128x176"},
                        {128, false, 16384, "128x176"},
                        {128, true, 512, "128x128"},
                        {128, true, 4096, "128x128"},
-                       {128, true, 8192, "128x176"},
+                       {128, true, 8192, "128x128"},
                        {128, true, 16384, "128x176"}}) {
     Problem const p = problem(1, c.seqlen, c.seqlen, 16, 16, c.head_dim, c.causal);
     CAPTURE(plan(p, card(132)).explain());
@@ -162,7 +163,7 @@ TEST_CASE("plan: the costs in the table choose the tiles that were measured to b
 
 TEST_CASE("plan: a short window packs heads, so that a tile spans few keys; a long one does not") {
   CHECK(tile_of(windowed(2, 8192, 64, 8, 64, 127)).find("packed") != std::string::npos);
-  CHECK(tile_of(windowed(2, 8192, 32, 8, 128, 4095)) == "128x176");
+  CHECK(tile_of(windowed(2, 8192, 32, 8, 128, 4095)) == "128x128");
   CHECK(explains(plan(windowed(2, 8192, 64, 8, 64, 127), card(132)), "8 heads share a tile"));
 }
 
