@@ -10,7 +10,7 @@ from typing import Any
 from hopper_attention import _core
 from hopper_attention.planning import support_matrix
 
-MINIMUM_DRIVER = 580  # the first that runs programs of CUDA 13
+MINIMUM_DRIVERS = {12: 525, 13: 580}  # the first that run programs of these versions of CUDA
 FAST_PATH = "DLPack C exchange API (0.1 us for each tensor)"
 SLOW_PATH = "nb::ndarray through __dlpack__ (about 3.4 us for each tensor, 15 to 20 us for each call)"
 _MAX_DEVICES = 64
@@ -36,20 +36,22 @@ def collect() -> dict[str, Any]:
         "torch_cuda": torch["cuda"],
         "tensor_path": torch["tensor_path"],
     }
-    report["message"] = obstacle(bool(kernels), driver, problem, torch) or "ready"
+    report["message"] = obstacle(bool(kernels), runtime, driver, problem, torch) or "ready"
     report["ready"] = report["message"] == "ready"
     return report
 
 
-def obstacle(has_kernels: bool, driver: int, problem: str, torch: dict[str, Any]) -> str:
+def obstacle(has_kernels: bool, runtime: int, driver: int, problem: str, torch: dict[str, Any]) -> str:
     """The first thing that keeps CUDA tensors from running, with its fix, in one sentence; "" if there is none.
 
-    problem: why no GPU can run the kernels, "" if one can.
+    runtime, driver: versions of CUDA, as in `_core.cuda_versions()`. problem: why no GPU can run the kernels, "" if one
+    can.
     """
     if not has_kernels:
         return "This build has no kernels: reinstall without HOPPER_ATTENTION_HOST_ONLY to use a GPU; CPU tensors work."
     if not driver:
-        return f"No NVIDIA driver was found: install driver {MINIMUM_DRIVER} or newer to use a GPU; CPU tensors work."
+        least = MINIMUM_DRIVERS.get(runtime // 1000, max(MINIMUM_DRIVERS.values()))
+        return f"No NVIDIA driver was found: install driver {least} or newer to use a GPU; CPU tensors work."
     if problem:
         return f"No GPU can be used here (see nvidia-smi and CUDA_VISIBLE_DEVICES): {problem}; CPU tensors work."
     if torch["version"] is not None and torch["problem"]:

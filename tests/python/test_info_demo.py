@@ -81,9 +81,14 @@ OLD_DRIVER = (
     ids=["ready", "ready without torch", "host only", "no driver", "no device", "old GPU", "old driver", "CPU torch"],
 )
 def test_the_obstacle_is_one_sentence(expected, kernels, driver, problem, torch):
-    found = report.obstacle(kernels, driver, problem, torch)
+    found = report.obstacle(kernels, 13050, driver, problem, torch)
     assert expected in found and bool(found) == bool(expected)
     assert not found or (found.endswith(".") and "\n" not in found)
+
+
+@pytest.mark.parametrize(("runtime", "driver"), [(12080, 525), (13000, 580), (13050, 580)])
+def test_the_driver_to_install_follows_from_the_cuda_of_the_build(runtime, driver):
+    assert f"install driver {driver} " in report.obstacle(True, runtime, 0, "", FINE)
 
 
 def test_a_report_with_gpus_prints():
