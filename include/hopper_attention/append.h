@@ -15,8 +15,10 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 
 #include "hopper_attention/errors.h"
+#include "hopper_attention/forward.h"
 #include "hopper_attention/types.h"
 
 namespace hopper_attention {
@@ -56,5 +58,13 @@ HOPPER_ATTENTION_EXPORT void validate(AppendArguments const& args);
 // synchronises nor allocates. Without rotary embedding bits are copied. Raises CudaError if the device cannot run the
 // kernel or the launch fails.
 HOPPER_ATTENTION_EXPORT void append(AppendArguments const& args, Stream stream);
+
+// The launch of append() alone, for `args` that passed validate().
+HOPPER_ATTENTION_EXPORT void launch_append(AppendArguments const& args, Stream stream);
+
+// append(), then forward() over the same cache, of q_rotated in place of `attention.q` where it is given. Whatever
+// either would raise before its launch is raised before anything is written. allocate: as for forward().
+HOPPER_ATTENTION_EXPORT void append_and_forward(AppendArguments const& args, Arguments attention, Stream stream,
+                                                std::function<Tensor(std::int64_t bytes)> const& allocate);
 
 }  // namespace hopper_attention

@@ -196,7 +196,7 @@ HOPPER_ATTENTION_EXPORT void forward(Arguments const& args, Stream stream);
 
 // The same for callers that learn the size of the workspace only here: `allocate(bytes)` is called at most once, if the
 // plan needs a workspace and args.workspace is not given.
-HOPPER_ATTENTION_EXPORT void forward(Arguments args, Stream stream,
+HOPPER_ATTENTION_EXPORT void forward(Arguments const& args, Stream stream,
                                      std::function<Tensor(std::int64_t bytes)> const& allocate);
 
 // Facts of CUDA device `ordinal`; raises CudaError without driver or device.

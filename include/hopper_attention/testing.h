@@ -3,6 +3,7 @@
 
 #include <optional>
 
+#include "hopper_attention/append.h"
 #include "hopper_attention/forward.h"
 
 namespace hopper_attention::testing {
@@ -26,10 +27,11 @@ HOPPER_ATTENTION_EXPORT std::optional<ForcedPlan> force_plan(std::optional<Force
 // plan() with forced choices.
 HOPPER_ATTENTION_EXPORT Plan plan_with(Problem const& problem, DeviceInfo const& device, ForcedPlan const& forced);
 
-// What forward() calls to start a kernel and to learn about a device; for all threads.
+// What forward() and append() call to start a kernel and to learn about a device; for all threads.
 struct Backend {
   void (*launch)(Plan const&, Problem const&, Arguments const&, Stream) = nullptr;
   DeviceInfo const& (*device_info)(int ordinal) = nullptr;  // raises if the device cannot run the kernels
+  void (*append)(AppendArguments const&, Stream) = nullptr;
 };
 
 // Replaces the backend, the real one where a pointer is null, and forgets all plans. Not while forward() runs.

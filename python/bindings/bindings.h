@@ -12,6 +12,7 @@ namespace hopper_attention::python {
 namespace nb = nanobind;
 
 void bind_forward(nb::module_& module);
+void bind_attend(nb::module_& module);
 void bind_append(nb::module_& module);
 void bind_combine(nb::module_& module);
 void bind_schedule(nb::module_& module);

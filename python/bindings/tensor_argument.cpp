@@ -63,7 +63,7 @@ TensorArgument::TensorArgument(char const* name, nb::handle object) {
   if (api_ != nullptr && api_->dltensor_from_py_object_no_sync != nullptr) {
     DLTensor source;
     if (api_->dltensor_from_py_object_no_sync(object.ptr(), &source) == 0) {
-      read(name, source);
+      tensor_ = tensor_of(name, source);
       return;
     }
     nb::python_error cause;
@@ -84,10 +84,10 @@ TensorArgument::TensorArgument(char const* name, nb::handle object) {
   source.shape = const_cast<std::int64_t*>(array.shape_ptr());
   source.strides = const_cast<std::int64_t*>(array.stride_ptr());
   kept_ = std::move(array);
-  read(name, source);
+  tensor_ = tensor_of(name, source);
 }
 
-void TensorArgument::read(char const* name, DLTensor const& source) {
+Tensor tensor_of(char const* name, DLTensor const& source) {
   bool const cuda = source.device.device_type == dlpack::kCuda;
   if (!cuda && source.device.device_type != dlpack::kCpu && source.device.device_type != dlpack::kCudaHost) {
     throw InvalidArgument(std::string(name) + ": must be in the memory of a CUDA device, found DLPack device type " +
@@ -97,23 +97,29 @@ void TensorArgument::read(char const* name, DLTensor const& source) {
     throw InvalidArgument(std::string(name) + ": at most " + std::to_string(kMaxRank) + " dims are possible, found " +
                           std::to_string(source.ndim));
   }
-  tensor_.data = source.data == nullptr ? nullptr : static_cast<char*>(source.data) + source.byte_offset;
-  tensor_.dtype = data_type(source.dtype);
-  tensor_.device = cuda ? source.device.device_id : host_counts_as_cuda ? 0 : kCpuDevice;
-  tensor_.rank = source.ndim;
+  Tensor tensor;
+  tensor.data = source.data == nullptr ? nullptr : static_cast<char*>(source.data) + source.byte_offset;
+  tensor.dtype = data_type(source.dtype);
+  tensor.device = cuda ? source.device.device_id : host_counts_as_cuda ? 0 : kCpuDevice;
+  tensor.rank = source.ndim;
   std::int64_t contiguous = 1;  // before DLPack 1.2 no strides mean a contiguous tensor
   for (int dim = source.ndim - 1; dim >= 0; --dim) {
-    tensor_.shape[dim] = source.shape[dim];
-    tensor_.stride[dim] = source.strides == nullptr ? contiguous : source.strides[dim];
+    tensor.shape[dim] = source.shape[dim];
+    tensor.stride[dim] = source.strides == nullptr ? contiguous : source.strides[dim];
     contiguous *= source.shape[dim];
   }
+  return tensor;
+}
+
+Stream current_stream(ExchangeApi const& api, int device) {
+  if (device == kCpuDevice || host_counts_as_cuda) { return nullptr; }
+  void* stream = nullptr;
+  if (api.current_work_stream(dlpack::kCuda, device, &stream) != 0) { throw nb::python_error(); }
+  return static_cast<Stream>(stream);
 }
 
 Stream TensorArgument::current_stream() const {
-  if (api_ == nullptr || tensor_.device == kCpuDevice || host_counts_as_cuda) { return nullptr; }
-  void* stream = nullptr;
-  if (api_->current_work_stream(dlpack::kCuda, tensor_.device, &stream) != 0) { throw nb::python_error(); }
-  return static_cast<Stream>(stream);
+  return api_ == nullptr ? nullptr : python::current_stream(*api_, tensor_.device);
 }
 
 }  // namespace hopper_attention::python

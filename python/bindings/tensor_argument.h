@@ -28,12 +28,16 @@ class TensorArgument {
   Stream current_stream() const;
 
  private:
-  void read(char const* name, dlpack::DLTensor const& source);
-
   Tensor tensor_;
   dlpack::ExchangeApi const* api_ = nullptr;
   std::optional<nb::ndarray<nb::ro>> kept_;  // what the fallback borrows from
 };
+
+// Raises ValueError, naming the argument, for memory that is neither CUDA nor host, and for too many dims.
+Tensor tensor_of(char const* name, dlpack::DLTensor const& source);
+
+// The stream on which the framework of `api` works now on `device`; null on the CPU.
+Stream current_stream(dlpack::ExchangeApi const& api, int device);
 
 // For tests: whether tensors in host memory count as tensors of CUDA device 0.
 void count_host_memory_as_cuda(bool counts);

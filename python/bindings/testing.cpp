@@ -24,6 +24,9 @@ struct Recording {
   Arguments args;
   Plan plan;
   Stream stream = nullptr;
+  std::int64_t appends = 0;
+  AppendArguments append_args;
+  Stream append_stream = nullptr;
 };
 
 Recording& recording() {
@@ -46,17 +49,31 @@ void count_launch(Plan const& /*plan*/, Problem const& /*problem*/, Arguments co
 
 DeviceInfo const& recorded_device(int /*ordinal*/) { return recording().device; }
 
-void stub_backend(std::optional<DeviceInfo> device, bool timed) {
+void record_append(AppendArguments const& args, Stream stream) {
+  Recording& r = recording();
+  std::lock_guard const lock(r.mutex);
+  ++r.appends;
+  r.append_args = args;
+  r.append_stream = stream;
+}
+
+void count_append(AppendArguments const& /*args*/, Stream /*stream*/) { ++recording().appends; }
+
+void replace_backend(std::optional<DeviceInfo> const& device, testing::Backend const& backend) {
   Recording& r = recording();
   std::lock_guard const lock(r.mutex);
   r.launches = 0;
-  count_host_memory_as_cuda(device && timed);
-  if (device) {
-    r.device = *device;
-    testing::set_backend({.launch = timed ? count_launch : record_launch, .device_info = recorded_device});
-  } else {
-    testing::set_backend({});
-  }
+  r.appends = 0;
+  if (device) { r.device = *device; }
+  testing::set_backend(device ? backend : testing::Backend{});
+}
+
+void stub_backend(std::optional<DeviceInfo> const& device) {
+  replace_backend(device, {.launch = record_launch, .device_info = recorded_device, .append = record_append});
+}
+
+void time_backend(std::optional<DeviceInfo> const& device) {
+  replace_backend(device, {.launch = count_launch, .device_info = recorded_device, .append = count_append});
 }
 
 nb::object tensor_dict(Tensor const& tensor) {
@@ -118,6 +135,32 @@ nb::dict last_launch() {
   return result;
 }
 
+nb::dict last_append() {
+  Recording& r = recording();
+  std::lock_guard const lock(r.mutex);
+  AppendArguments const& args = r.append_args;
+  nb::dict result;
+  result["k"] = tensor_dict(args.k_new);
+  result["v"] = tensor_dict(args.v_new);
+  result["k_cache"] = tensor_dict(args.k_cache);
+  result["v_cache"] = tensor_dict(args.v_cache);
+  result["seqused_k"] = tensor_dict(args.seqused_k);
+  result["seqused_k_all"] = args.seqused_k_all;
+  result["cu_seqlens_k_new"] = tensor_dict(args.cu_seqlens_k_new);
+  result["page_table"] = tensor_dict(args.page_table);
+  result["cache_batch_idx"] = tensor_dict(args.cache_batch_idx);
+  result["rotary_cos"] = tensor_dict(args.rotary_cos);
+  result["rotary_sin"] = tensor_dict(args.rotary_sin);
+  result["q"] = tensor_dict(args.q);
+  result["q_rotated"] = tensor_dict(args.q_rotated);
+  result["cu_seqlens_q"] = tensor_dict(args.cu_seqlens_q);
+  result["rotary_seqlens"] = tensor_dict(args.rotary_seqlens);
+  result["rotary_interleaved"] = args.rotary_interleaved;
+  result["rotate_q_per_position"] = args.rotate_q_per_position;
+  result["stream"] = reinterpret_cast<std::uintptr_t>(r.append_stream);
+  return result;
+}
+
 }  // namespace
 
 void bind_testing(nb::module_& module) {
@@ -140,12 +183,19 @@ void bind_testing(nb::module_& module) {
              "For tests: applies to calls of forward() on this thread until called again; None ends it. Returns what "
              "was in force before.");
   module.def("cached_plans", &testing::cached_plans, "For tests: plans that forward() keeps.");
+  module.def("stub_backend", &stub_backend, nb::arg("device").none(),
+             "For tests: forward() plans for `device`, and launches, also those of append(), are recorded instead of "
+             "made; None\n"
+             "brings the GPU back.");
+  module.def("time_backend", &time_backend, nb::arg("device").none(),
+             "For the host time of a call: as stub_backend(), but launches are only counted.");
+  module.def("count_host_memory_as_cuda", &count_host_memory_as_cuda, nb::arg("counts"),
+             "For tests: whether tensors in host memory count as tensors of CUDA device 0.");
   module.def(
-      "stub_backend", &stub_backend, nb::arg("device").none(), nb::kw_only(), nb::arg("timed") = false,
-      "For tests: forward() plans for `device` and records its launch instead of making it; None brings the GPU back.\n"
-      "timed: for the host time of a call, launches are counted only, and tensors in host memory count as tensors of\n"
-      "device 0.");
-  module.def("launches", [] { return recording().launches; }, "For tests: launches recorded since stub_backend().");
+      "launches", [] { return recording().launches; },
+      "For tests: launches of attention since the backend was replaced.");
+  module.def("appends", [] { return recording().appends; }, "For tests: launches of append(), likewise.");
+  module.def("last_append", &last_append, "For tests: what the last recorded append was given.");
   module.def("last_launch", &last_launch, "For tests: what the last recorded launch was given.");
 }
 

@@ -176,6 +176,26 @@ def has_exchange_api(type: type) -> bool:
     Whether tensors of `type` come in through the DLPack C exchange API (else through nb::ndarray, 30 times slower).
     """
 
+def attend_dense(q, k, v, softmax_scale, causal, window_size, attention_chunk, softcap, num_splits, sm_margin, return_lse, s_aux, out, softmax_lse, batch_invariant, workspace, /):
+    """
+    flash_attn_func of plain torch tensors that nothing watches; None, with nothing launched, for all else.
+    """
+
+def attend_packed(q, k, v, softmax_scale, causal, window_size, attention_chunk, softcap, num_splits, sm_margin, return_lse, s_aux, out, softmax_lse, batch_invariant, workspace, cu_seqlens_q, seqused_k, page_table, max_seqlen_q, cp_world_size, cp_rank, cp_tot_seqused_k, scheduler_metadata, cu_seqlens_k, seqused_q, max_seqlen_k, /):
+    """flash_attn_varlen_func; as attend_dense."""
+
+def attend_cache(q, k_cache, v_cache, softmax_scale, causal, window_size, attention_chunk, softcap, num_splits, sm_margin, return_lse, s_aux, out, softmax_lse, batch_invariant, workspace, cu_seqlens_q, cache_seqlens, page_table, max_seqlen_q, cp_world_size, cp_rank, cp_tot_seqused_k, scheduler_metadata, cache_batch_idx, cache_leftpad, new, /):
+    """
+    flash_attn_with_kvcache; as attend_dense. new: None, or (k, v, rotary_cos, rotary_sin, cu_seqlens_k_new, rotary_seqlens, rotary_interleaved).
+    """
+
+def use_torch(tensor: object, parameter: object, is_grad_enabled: object, dispatch_modes: object, transform: object, empty_like: object, empty_output: object, empty_lse: object, empty_workspace: object) -> None:
+    """
+    What attend_*() needs of torch: types of plain tensors; whether grad mode is on, how many dispatch modes and
+    which transform there are; empty_like(x), empty_output(q, v), empty_lse(q), empty_workspace(bytes, q).
+    Without effect if tensors of that type do not come in through the DLPack C exchange API.
+    """
+
 def schedule_size(batch: int) -> int:
     """
     How many int32 the metadata of `batch` sequences take: 1 + 4 * batch rounded up to a multiple of 4.
@@ -234,15 +254,30 @@ def force_plan(forced: ForcedPlan | None) -> ForcedPlan | None:
 def cached_plans() -> int:
     """For tests: plans that forward() keeps."""
 
-def stub_backend(device: DeviceInfo | None, *, timed: bool = False) -> None:
+def stub_backend(device: DeviceInfo | None) -> None:
     """
-    For tests: forward() plans for `device` and records its launch instead of making it; None brings the GPU back.
-    timed: for the host time of a call, launches are counted only, and tensors in host memory count as tensors of
-    device 0.
+    For tests: forward() plans for `device`, and launches, also those of append(), are recorded instead of made; None
+    brings the GPU back.
+    """
+
+def time_backend(device: DeviceInfo | None) -> None:
+    """
+    For the host time of a call: as stub_backend(), but launches are only counted.
+    """
+
+def count_host_memory_as_cuda(counts: bool) -> None:
+    """
+    For tests: whether tensors in host memory count as tensors of CUDA device 0.
     """
 
 def launches() -> int:
-    """For tests: launches recorded since stub_backend()."""
+    """For tests: launches of attention since the backend was replaced."""
+
+def appends() -> int:
+    """For tests: launches of append(), likewise."""
+
+def last_append() -> dict:
+    """For tests: what the last recorded append was given."""
 
 def last_launch() -> dict:
     """For tests: what the last recorded launch was given."""

@@ -6,8 +6,26 @@ import sys
 from functools import lru_cache
 from typing import Any
 
-from hopper_attention import _core
+from hopper_attention import _core, watching
 from hopper_attention.arguments import bound, check_torch_inputs, flag, integer, is_torch, number, window
+
+
+@lru_cache(maxsize=1)
+def use_torch() -> None:
+    """From now on `_core.attend_*` take the calls that are plain."""
+    torch = sys.modules["torch"]
+    _core.use_torch(
+        tensor=torch.Tensor,
+        parameter=torch.nn.Parameter,
+        is_grad_enabled=torch.is_grad_enabled,
+        dispatch_modes=torch._C._len_torch_dispatch_stack,
+        transform=torch._C._functorch.peek_interpreter_stack,
+        empty_like=torch.empty_like,
+        empty_output=empty_output,
+        empty_lse=empty_lse,
+        empty_workspace=empty_workspace,
+    )
+    watching.is_traced = torch.compiler.is_dynamo_compiling
 
 
 @lru_cache(maxsize=1)
@@ -101,6 +119,7 @@ def arguments(
     stream = None
     torch = sys.modules.get("torch")
     if torch is not None:
+        use_torch()
         # Plain tensors without grad mode, as engines pass them, have nothing to be refused.
         if torch.is_grad_enabled() or not type(q) is type(k) is type(v) is torch.Tensor:
             check_torch_inputs(q=q, k=k, v=v, s_aux=s_aux, out=out, softmax_lse=softmax_lse)

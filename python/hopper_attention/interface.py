@@ -16,7 +16,7 @@ always are); max_seqlen_q with dense q; cu_seqlens_k_new without k.
 
 from __future__ import annotations
 
-from hopper_attention import cache, gpu, merging, schedule
+from hopper_attention import _core, cache, gpu, merging, schedule, watching
 from hopper_attention.arguments import needed, on_cuda, refuse_given
 from hopper_attention.watching import is_watched
 
@@ -81,6 +81,27 @@ def flash_attn_func(
     head dims without a kernel; ValueError and TypeError, with the argument's name, for shapes, strides, dtypes, devices
     and overlaps that are not as above. Allocates, if not given, out, softmax_lse if it is returned, and the workspace.
     """
+    if not watching.is_traced() and qv is None:
+        done = _core.attend_dense(
+            q,
+            k,
+            v,
+            softmax_scale,
+            causal,
+            window_size,
+            attention_chunk,
+            softcap,
+            num_splits,
+            sm_margin,
+            return_attn_probs,
+            s_aux,
+            out,
+            softmax_lse,
+            batch_invariant,
+            workspace,
+        )
+        if done is not None:
+            return done
     if is_watched(q) or not on_cuda("q", q):
         return _elsewhere(q).flash_attn_func(
             q,
@@ -193,6 +214,38 @@ def flash_attn_varlen_func(
 
     Raises and allocates as `flash_attn_func`.
     """
+    if not watching.is_traced() and qv is None:
+        done = _core.attend_packed(
+            q,
+            k,
+            v,
+            softmax_scale,
+            causal,
+            window_size,
+            attention_chunk,
+            softcap,
+            num_splits,
+            sm_margin,
+            return_attn_probs,
+            s_aux,
+            out,
+            softmax_lse,
+            batch_invariant,
+            workspace,
+            cu_seqlens_q,
+            seqused_k,
+            page_table,
+            max_seqlen_q,
+            cp_world_size,
+            cp_rank,
+            cp_tot_seqused_k,
+            scheduler_metadata,
+            cu_seqlens_k,
+            seqused_q,
+            max_seqlen_k,
+        )
+        if done is not None:
+            return done
     if not is_watched(q) and on_cuda("q", q):
         if qv is not None:
             refuse_given("flash_attn_varlen_func", qv=qv)
@@ -329,6 +382,39 @@ def flash_attn_with_kvcache(
     Raises and allocates as `flash_attn_func`, and allocates a rotated q with rotary embedding. Appending is a launch of
     its own before attention; all errors of both are found before it, but that a workspace cannot be allocated.
     """
+    if not watching.is_traced() and qv is None:
+        appends = k is not None or v is not None or rotary_cos is not None or rotary_sin is not None
+        done = _core.attend_cache(
+            q,
+            k_cache,
+            v_cache,
+            softmax_scale,
+            causal,
+            window_size,
+            attention_chunk,
+            softcap,
+            num_splits,
+            sm_margin,
+            return_softmax_lse,
+            s_aux,
+            out,
+            softmax_lse,
+            batch_invariant,
+            workspace,
+            cu_seqlens_q,
+            cache_seqlens,
+            page_table,
+            max_seqlen_q,
+            cp_world_size,
+            cp_rank,
+            cp_tot_seqused_k,
+            scheduler_metadata,
+            cache_batch_idx,
+            cache_leftpad,
+            (k, v, rotary_cos, rotary_sin, cu_seqlens_k_new, rotary_seqlens, rotary_interleaved) if appends else None,
+        )
+        if done is not None:
+            return done
     if not is_watched(q) and on_cuda("q", q):
         if qv is not None:
             refuse_given("flash_attn_with_kvcache", qv=qv)

@@ -104,8 +104,7 @@ std::int64_t batch_of(AppendArguments const& args) {
 
 }  // namespace
 
-void append(AppendArguments const& args, Stream stream) {
-  validate(args);
+void launch_append(AppendArguments const& args, Stream stream) {
   bool const rotary = args.rotary_cos.given();
   AppendParams params;
   params.batch = static_cast<int>(batch_of(args));

@@ -9,6 +9,7 @@
 #include <optional>
 #include <utility>
 
+#include "hopper_attention/append.h"
 #include "hopper_attention/testing.h"
 #include "host/kernel_table.h"
 #include "host/plan_cache.h"
@@ -23,7 +24,7 @@ DeviceInfo const& supported_device(int ordinal) {
   return device_info(ordinal);
 }
 
-testing::Backend backend{&launch, &supported_device};
+testing::Backend backend{&launch, &supported_device, &launch_append};
 
 // Counts set_backend(): a thread's last plan is of an earlier backend if its count differs.
 std::atomic<int> generation = 0;
@@ -71,33 +72,76 @@ std::shared_ptr<Plan const> const& cached_plan(Problem const& problem, int devic
   return last.plan;
 }
 
-}  // namespace
+// The plan of a call, kept while the call runs: allocating the workspace may make another call.
+class PlanInUse {
+ public:
+  PlanInUse(Problem const& problem, int device) {
+    if (forced_plan) {
+      plan_ = &forced_.emplace(make_plan(problem, device));
+    } else {
+      cached_ = cached_plan(problem, device);
+      plan_ = cached_.get();
+    }
+  }
+  PlanInUse(PlanInUse const&) = delete;
+  PlanInUse& operator=(PlanInUse const&) = delete;
 
-void check_call(Arguments const& args) {
-  Problem const problem = validate(args);
-  Plan const plan = forced_plan ? make_plan(problem, args.q.device) : *cached_plan(problem, args.q.device);
+  Plan const& operator*() const { return *plan_; }
+
+ private:
+  std::shared_ptr<Plan const> cached_;
+  std::optional<Plan> forced_;
+  Plan const* plan_ = nullptr;
+};
+
+// Raises what the launch would raise before its first kernel.
+void require_launchable(Plan const& plan, Arguments const& args) {
   if (args.workspace.given()) { require_workspace(plan, args.workspace); }
   if (backend.launch != &launch) { return; }  // a stand-in needs no kernel
   for (KernelPlan const& kernel : plan.kernels) { find_kernel(kernel.family, plan.dtype, kernel.tile); }
 }
 
+using Allocate = std::function<Tensor(std::int64_t)>;
+
+void run(Plan const& plan, Problem const& problem, Arguments const& args, Stream stream, Allocate const& allocate) {
+  if (plan.workspace_bytes == 0 || args.workspace.given() || !allocate) {
+    backend.launch(plan, problem, args, stream);
+  } else {
+    Arguments with_workspace = args;
+    with_workspace.workspace = allocate(plan.workspace_bytes);
+    backend.launch(plan, problem, with_workspace, stream);
+  }
+}
+
+}  // namespace
+
+void check_call(Arguments const& args) {
+  Problem const problem = validate(args);
+  PlanInUse const plan(problem, args.q.device);
+  require_launchable(*plan, args);
+}
+
 void forward(Arguments const& args, Stream stream) { forward(args, stream, nullptr); }
 
-void forward(Arguments args, Stream stream, std::function<Tensor(std::int64_t)> const& allocate) {
+void forward(Arguments const& args, Stream stream, Allocate const& allocate) {
   Problem const problem = validate(args);
-  auto const run = [&](Plan const& plan) {
-    if (plan.workspace_bytes > 0 && !args.workspace.given() && allocate) {
-      args.workspace = allocate(plan.workspace_bytes);
-    }
-    backend.launch(plan, problem, args, stream);
-  };
-  if (forced_plan) {
-    run(make_plan(problem, args.q.device));
-  } else {
-    std::shared_ptr<Plan const> const plan =
-        cached_plan(problem, args.q.device);  // kept: allocate() may call forward()
-    run(*plan);
-  }
+  PlanInUse const plan(problem, args.q.device);
+  run(*plan, problem, args, stream, allocate);
+}
+
+void append(AppendArguments const& args, Stream stream) {
+  validate(args);
+  backend.append(args, stream);
+}
+
+void append_and_forward(AppendArguments const& args, Arguments attention, Stream stream, Allocate const& allocate) {
+  validate(args);
+  Problem const problem = validate(attention);
+  PlanInUse const plan(problem, attention.q.device);
+  require_launchable(*plan, attention);
+  backend.append(args, stream);
+  if (args.q_rotated.given()) { attention.q = args.q_rotated; }
+  run(*plan, problem, attention, stream, allocate);
 }
 
 std::int64_t schedule_size(std::int64_t batch) { return 1 + 4 * ((batch + 3) / 4 * 4); }
@@ -110,7 +154,8 @@ std::optional<ForcedPlan> force_plan(std::optional<ForcedPlan> forced) { return 
 
 void set_backend(Backend wanted) {
   backend = {wanted.launch != nullptr ? wanted.launch : &launch,
-             wanted.device_info != nullptr ? wanted.device_info : &supported_device};
+             wanted.device_info != nullptr ? wanted.device_info : &supported_device,
+             wanted.append != nullptr ? wanted.append : &launch_append};
   plan_cache().clear();
   generation.fetch_add(1);
 }

@@ -38,8 +38,7 @@ void merge_states(MergeArguments const& args, Stream /*stream*/) {
   raise<NotImplemented>("merge_states: ", kNoKernels);
 }
 
-void append(AppendArguments const& args, Stream /*stream*/) {
-  validate(args);
+void launch_append(AppendArguments const& args, Stream /*stream*/) {
   bool const rotates = args.q_rotated.given() && has_rows(args.q_rotated);
   if (!has_rows(args.k_new) && !rotates) { return; }
   raise<NotImplemented>("append: ", kNoKernels);

@@ -77,6 +77,7 @@ def calls(monkeypatch):
     )
     for module in (gpu, cache, schedule):
         monkeypatch.setattr(module, "_core", core)
+    monkeypatch.setattr(gpu, "use_torch", lambda: None)
     for module in (interface, cache, schedule):
         monkeypatch.setattr(module, "on_cuda", lambda name, x: True)
     yield made

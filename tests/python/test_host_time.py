@@ -10,7 +10,7 @@ import timeit
 
 import pytest
 
-from hopper_attention import cache, interface, schedule
+from hopper_attention import cache, interface, schedule, watching
 
 torch = pytest.importorskip("torch")
 
@@ -32,11 +32,13 @@ LIMITS = {
 
 @pytest.fixture
 def timed(monkeypatch, recorder):
-    recorder.stub_backend(recorder.device_info("H100"), timed=True)
+    recorder.time_backend(recorder.device_info("H100"))
+    recorder.count_host_memory_as_cuda(True)
     for module in (interface, cache, schedule):
         monkeypatch.setattr(module, "on_cuda", lambda name, x: True)
     monkeypatch.setattr(schedule, "_core", _WithoutSchedules(recorder))
-    return recorder
+    yield recorder
+    recorder.count_host_memory_as_cuda(False)
 
 
 class _WithoutSchedules:
@@ -87,21 +89,22 @@ def test_host_time(timed, case):
 
 
 def test_a_slower_call_is_noticed(timed, monkeypatch):
-    """What reading a few tensors by way of Python, 3 us, would cost."""
+    """What reading a few tensors by way of Python, 3 us, would cost; so would the long way of a call."""
     case = host.HOST_CASES[0]
-    real = interface.on_cuda
+    real = watching.is_traced
 
-    def slow(name, x):
-        x.data_ptr(), x.stride(), [dict.fromkeys(range(12)) for _ in range(6)]
-        return real(name, x)
+    def slow():
+        [dict.fromkeys(range(12)) for _ in range(6)]
+        return real()
 
-    monkeypatch.setattr(interface, "on_cuda", slow)
+    monkeypatch.setattr(watching, "is_traced", slow)
     with torch.inference_mode():
         assert in_adds(host.our_call(case, inputs.make(case.case, "cpu")[0])) > LIMITS["dense"]
 
 
 def test_the_stub_ends(timed):
     timed.stub_backend(None)
+    timed.count_host_memory_as_cuda(False)
     q = torch.zeros(1, 1, 1, 64, dtype=torch.bfloat16)
     with pytest.raises(ValueError, match="^q: must be on a CUDA device"):
         timed.forward(q, q, q, q)

@@ -1,0 +1,276 @@
+"""Calls of plain torch tensors take a short way, `_core.attend_*`; every other call the long one, by `gpu` and `cache`.
+Both launch the same, wrong calls raise the same, and what is not plain never takes the short way. CPU tensors play the
+part of CUDA tensors; launches are recorded.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+import hopper_attention
+import wrong_calls
+from hopper_attention import _core, cache, gpu, interface, testing
+from wrong_calls import ATTENTION, FUNCTIONS, RIGHT, STUB, TorchWorld, made
+
+torch = pytest.importorskip("torch", minversion="2.10")
+
+from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
+
+import hopper_attention.torch_ops  # noqa: E402, F401  (its formulas have to be there before a counter is)
+
+SHORT = ("attend_dense", "attend_packed", "attend_cache")
+
+
+@pytest.fixture
+def world(monkeypatch, recorder):
+    for module in (interface, cache):
+        monkeypatch.setattr(module, "on_cuda", lambda name, x: True)
+    recorder.count_host_memory_as_cuda(True)
+    gpu.use_torch()
+    with torch.inference_mode():
+        yield TorchWorld("cpu")
+    recorder.count_host_memory_as_cuda(False)
+
+
+class Ways:
+    """Counts calls by the way they take; `long_only` closes the short one."""
+
+    def __init__(self, monkeypatch):
+        self.taken = {"short": 0, "long": 0}
+        self.long_only = False
+        for name in SHORT:
+            monkeypatch.setattr(interface._core, name, self.short(getattr(_core, name)))
+        monkeypatch.setattr(gpu, "forward", self.long(gpu.forward))
+
+    def short(self, attend):
+        def call(*args):
+            done = None if self.long_only else attend(*args)
+            self.taken["short"] += done is not None
+            return done
+
+        return call
+
+    def long(self, forward):
+        def call(*args):
+            self.taken["long"] += 1
+            return forward(*args)
+
+        return call
+
+
+@pytest.fixture
+def ways(monkeypatch):
+    return Ways(monkeypatch)
+
+
+def arguments(world, function, changes=None):
+    """Those of the right call, changed."""
+    right = made(world, RIGHT[function], {})
+    return {**right, **made(world, changes or {}, right)}
+
+
+def launched(given):
+    """What was launched; of tensors that the call made itself, without the address."""
+    known = {x.data_ptr() for x in given.values() if isinstance(x, torch.Tensor)}
+
+    def without_new_addresses(seen):
+        return {
+            name: {**x, "data": x["data"] if x["data"] in known else "new"} if isinstance(x, dict) else str(x)
+            for name, x in seen.items()
+        }
+
+    made_launches = (_core.launches(), _core.appends())
+    seen = without_new_addresses(_core.last_launch())
+    return made_launches, seen, without_new_addresses(_core.last_append()) if made_launches[1] else None
+
+
+def outcome(function, given):
+    """(what was launched or raised, where the results are)."""
+    _core.stub_backend(_core.device_info("H100"))
+    try:
+        found = FUNCTIONS[function](**given)
+    except Exception as error:  # noqa: BLE001
+        assert (_core.launches(), _core.appends()) == (0, 0)
+        return type(error), str(error)
+    results = found if isinstance(found, tuple) else (found,)
+    return launched(given), [
+        (x.shape, x.stride(), x.dtype, next((n for n, y in given.items() if x is y), "new")) for x in results
+    ]
+
+
+# Changes of right calls.
+LENGTHS = {"cache_seqlens": 50, "cache_batch_idx": None}
+WITHOUT_RESULTS = {"out": None, "softmax_lse": None, "workspace": None}
+PLAIN = [
+    *((function, {}) for function in ATTENTION),
+    *((function, WITHOUT_RESULTS) for function in ATTENTION),
+    *((function, {"window_size": [5, 0], "softmax_scale": 0.3, "softcap": 2, "causal": True}) for function in ATTENTION),
+    *((function, {"attention_chunk": 7, "num_splits": 3, "sm_margin": 2, "batch_invariant": True})
+      for function in ATTENTION),
+    *((function, {"window_size": None, "attention_chunk": None, "num_splits": 0}) for function in ATTENTION),
+    ("flash_attn_func", {**WITHOUT_RESULTS, "return_attn_probs": True}),
+    ("flash_attn_func", {"return_attn_probs": True, "causal": True, "pack_gqa": True, "deterministic": True}),
+    ("flash_attn_varlen_func", {**WITHOUT_RESULTS, "return_attn_probs": True, "max_seqlen_q": None}),
+    ("flash_attn_varlen_func", {"seqused_q": None, "seqused_k": None, "max_seqlen_k": None}),
+    ("paged", {"cp_world_size": 2, "cp_rank": 1, "cp_tot_seqused_k": wrong_calls.ints(20, 140, 0)}),
+    ("paged", {"cp_tot_seqused_k": wrong_calls.ints(20, 140, 0)}),
+    ("paged", {"scheduler_metadata": wrong_calls.T((17,), "int32")}),
+    ("flash_attn_with_kvcache", {**WITHOUT_RESULTS, "return_softmax_lse": True, "cache_leftpad": None}),
+    ("flash_attn_with_kvcache", {"cache_seqlens": 50}),
+    ("flash_attn_with_kvcache", {"cache_seqlens": -3}),
+    ("flash_attn_with_kvcache", {"cu_seqlens_k_new": wrong_calls.ints(0, 1, 2, 3), "rotary_interleaved": False}),
+    ("append", {"rotary_cos": None, "rotary_sin": None, "rotary_seqlens": None, "cache_seqlens": 5}),
+    ("append", {"rotary_interleaved": False, "causal": True}),
+    ("append", {"window_size": (3, -1), "rotary_seqlens": None}),
+    ("append", {"k": wrong_calls.T((7, 2, 64)), "v": wrong_calls.T((7, 2, 64)),
+                "cu_seqlens_k_new": wrong_calls.ints(0, 2, 2, 7)}),
+    ("append", {**WITHOUT_RESULTS, "q": wrong_calls.T((3, 2, 4, 64), strides=(1024, 512, 128, 1))}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("function", "changes"), PLAIN, ids=str)
+def test_both_ways_launch_the_same(world, ways, function, changes):
+    given = arguments(world, function, changes)
+    short = outcome(function, given)
+    assert ways.taken == {"short": 1, "long": 0}, short
+    ways.long_only = True
+    assert short == outcome(function, given)
+    assert ways.taken == {"short": 1, "long": 1}
+    assert short[0][0] == (1, 1 if function == "append" else 0)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [w for w in wrong_calls.every() if w.function in ATTENTION and w.on != STUB],
+    ids=lambda w: f"{w.function}, {w.why}",
+)
+def test_wrong_calls_raise_the_same(world, ways, wrong):
+    given = arguments(world, wrong.function, wrong.changes)
+    short = outcome(wrong.function, given)
+    assert ways.taken["short"] == 0 or isinstance(short[0], tuple), "what is not refused here is a question of a GPU"
+    ways.long_only = True
+    assert short == outcome(wrong.function, given)
+
+
+def test_a_workspace_that_is_too_small_is_missed_before_the_append(world, ways):
+    small = torch.empty(16, dtype=torch.uint8)
+    with testing.force_plan(num_splits=2, cluster=-1):
+        given = arguments(world, "append", {"workspace": small, "num_splits": 0})
+        error, message = outcome("append", given)
+        assert error is ValueError and message.startswith("workspace: this call needs")
+        outcome("append", given | {"workspace": None})
+    assert ways.taken == {"short": 1, "long": 0}
+
+
+class Subclass(torch.Tensor):
+    pass
+
+
+class Whole(int):
+    pass
+
+
+NOT_PLAIN = {
+    "array": ("flash_attn_func", lambda g: {"k": g["k"].float().numpy()}),
+    "tensor subclass": ("flash_attn_func", lambda g: {"q": g["q"].as_subclass(Subclass)}),
+    "subclass of int": ("flash_attn_func", lambda g: {"num_splits": Whole(2)}),
+    "flag of numpy": ("flash_attn_func", lambda g: {"causal": __import__("numpy").bool_(True)}),
+    "integer as flag": ("flash_attn_func", lambda g: {"causal": 1}),
+    "bound in a tensor": ("flash_attn_varlen_func", lambda g: {"max_seqlen_q": torch.tensor(20)}),
+    "length in a tensor": ("flash_attn_with_kvcache", lambda g: {"cache_seqlens": torch.tensor(20)}),
+    "no offsets of q": ("flash_attn_varlen_func", lambda g: {"cu_seqlens_q": None}),
+    "no offsets of k": ("flash_attn_varlen_func", lambda g: {"cu_seqlens_k": None}),
+    "integer of 65 bits": ("flash_attn_func", lambda g: {"sm_margin": 1 << 64}),
+    "query that is not there": ("flash_attn_func", lambda g: {"q": None}),
+    "meta tensor": ("flash_attn_func", lambda g: {"q": g["q"].to("meta")}),
+    "qv": ("flash_attn_func", lambda g: {"qv": g["q"]}),
+    "rotary without keys": ("append", lambda g: {"k": None, "v": None}),
+    "values without keys": ("append", lambda g: {"k": None}),
+    "cos without sin": ("append", lambda g: {"rotary_sin": None}),
+    "no length before the append": ("append", lambda g: {"cache_seqlens": None}),
+}
+
+
+@pytest.mark.parametrize("why", NOT_PLAIN)
+def test_what_is_not_plain_takes_the_long_way(world, ways, why):
+    function, change = NOT_PLAIN[why]
+    given = arguments(world, function)
+    given |= change(given)
+    outcome(function, given)
+    assert ways.taken["short"] == 0
+
+
+def test_tensors_that_require_grad_take_the_long_way_in_grad_mode(world, ways):
+    with torch.inference_mode(False):
+        given = arguments(world, "flash_attn_func")
+        outcome("flash_attn_func", given)
+        assert ways.taken["short"] == 1, "grad mode alone is no reason"
+        given["s_aux"] = torch.nn.Parameter(given["s_aux"])
+        error, message = outcome("flash_attn_func", given)
+        assert error is NotImplementedError and message.startswith("s_aux: requires grad")
+        with torch.no_grad():
+            outcome("flash_attn_func", given)
+    assert ways.taken == {"short": 2, "long": 0}
+
+
+def test_who_watches_gets_the_call(world, ways):
+    given = arguments(world, "flash_attn_func", {"out": None, "softmax_lse": None})
+    with FlopCounterMode(display=False) as counter:
+        outcome("flash_attn_func", given)
+    assert counter.get_total_flops() > 0
+    # The mode has seen the operator, and its kernel is a plain call again.
+    assert ways.taken == {"short": 1, "long": 0}
+    seen = []
+    torch.func.functionalize(lambda q: seen.append(_core.attend_dense(*dense(given | {"q": q}))) or q)(given["q"])
+    assert seen == [None]
+
+
+def dense(given):
+    """Arguments of attend_dense."""
+    return (
+        given["q"], given["k"], given["v"], None, False, (-1, -1), 0, 0.0, 1, 0, False, None, given.get("out"), None,
+        False, None,
+    )  # fmt: skip
+
+
+def test_tensors_in_host_memory_take_the_long_way(world):
+    given = arguments(world, "flash_attn_func")
+    assert _core.attend_dense(*dense(given)) is given["out"]
+    _core.count_host_memory_as_cuda(False)
+    assert _core.attend_dense(*dense(given)) is None
+
+
+def test_arguments_are_counted():
+    for name in SHORT:
+        with pytest.raises(TypeError, match=f"^{name}: [0-9]+ arguments are needed, found 3"):
+            getattr(_core, name)(1, 2, 3)
+
+
+def test_references_are_returned(world, ways):
+    given = arguments(world, "append", WITHOUT_RESULTS)
+    values = [*given.values(), None, True]
+    FUNCTIONS["append"](**given)
+    before = [sys.getrefcount(x) for x in values]
+    for _ in range(50):
+        FUNCTIONS["append"](**given)
+    after = [sys.getrefcount(x) for x in values]
+    assert ways.taken["short"] == 51
+    assert all(abs(b - a) < 20 for a, b in zip(before, after, strict=True))
+
+
+def test_a_failing_allocation_is_raised(world, monkeypatch):
+    def fail(q, v):
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(gpu, "empty_output", fail)
+    gpu.use_torch.__wrapped__()
+    try:
+        given = arguments(world, "flash_attn_func", {"out": None, "v": wrong_calls.T((2, 128, 2, 32))})
+        with pytest.raises(MemoryError, match="no room"):
+            hopper_attention.flash_attn_func(**given)
+    finally:
+        monkeypatch.undo()
+        gpu.use_torch.__wrapped__()
+    assert _core.launches() == 0
