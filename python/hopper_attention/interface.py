@@ -21,12 +21,16 @@ from hopper_attention.arguments import needed, on_cuda, refuse_given
 from hopper_attention.watching import is_watched
 
 
-def _elsewhere(x):
-    """The module whose functions take a call that is not for the kernels: torch's operators, or the reference."""
+def _elsewhere(name, x):
+    """The module whose functions take a call that is not for the kernels: torch's operators, or the reference. None for
+    the kernels. `name` is that of the argument `x`.
+    """
     if is_watched(x):
         from hopper_attention import torch_ops
 
         return torch_ops
+    if on_cuda(name, x):
+        return None
     from hopper_attention.reference import functions
 
     return functions
@@ -102,8 +106,9 @@ def flash_attn_func(
         )
         if done is not None:
             return done
-    if is_watched(q) or not on_cuda("q", q):
-        return _elsewhere(q).flash_attn_func(
+    elsewhere = _elsewhere("q", q)
+    if elsewhere is not None:
+        return elsewhere.flash_attn_func(
             q,
             k,
             v,
@@ -246,7 +251,8 @@ def flash_attn_varlen_func(
         )
         if done is not None:
             return done
-    if not is_watched(q) and on_cuda("q", q):
+    elsewhere = _elsewhere("q", q)
+    if elsewhere is None:
         if qv is not None:
             refuse_given("flash_attn_varlen_func", qv=qv)
         args = gpu.arguments(
@@ -279,7 +285,7 @@ def flash_attn_varlen_func(
             max_seqlen_k,
         )
         return gpu.forward(args, return_attn_probs)
-    return _elsewhere(q).flash_attn_varlen_func(
+    return elsewhere.flash_attn_varlen_func(
         q,
         k,
         v,
@@ -415,7 +421,8 @@ def flash_attn_with_kvcache(
         )
         if done is not None:
             return done
-    if not is_watched(q) and on_cuda("q", q):
+    elsewhere = _elsewhere("q", q)
+    if elsewhere is None:
         if qv is not None:
             refuse_given("flash_attn_with_kvcache", qv=qv)
         return cache.attend(
@@ -447,7 +454,7 @@ def flash_attn_with_kvcache(
             batch_invariant,
             workspace,
         )
-    return _elsewhere(q).flash_attn_with_kvcache(
+    return elsewhere.flash_attn_with_kvcache(
         q,
         k_cache,
         v_cache,
@@ -504,8 +511,9 @@ def flash_attn_combine(out_partial, lse_partial, out=None, out_dtype=None):
     out unless given, and lse. One kernel. Raises ValueError and TypeError for what is not as above, NotImplementedError
     for a wider D and for tensors that require grad while grad mode is on.
     """
-    if is_watched(out_partial) or not on_cuda("out_partial", out_partial):
-        return _elsewhere(out_partial).flash_attn_combine(out_partial, lse_partial, out, out_dtype)
+    elsewhere = _elsewhere("out_partial", out_partial)
+    if elsewhere is not None:
+        return elsewhere.flash_attn_combine(out_partial, lse_partial, out, out_dtype)
     return merging.combine(out_partial, lse_partial, out, out_dtype)
 
 
@@ -523,8 +531,9 @@ def merge_states(out_a, lse_a, out_b, lse_b, *, out=None, lse=None):
     Returns (out, lse). A row without keys on both sides gives 0 and -inf. Allocates out and lse unless given. One
     kernel. Raises as `flash_attn_combine`.
     """
-    if is_watched(out_a) or not on_cuda("out_a", out_a):
-        return _elsewhere(out_a).merge_states(out_a, lse_a, out_b, lse_b, out=out, lse=lse)
+    elsewhere = _elsewhere("out_a", out_a)
+    if elsewhere is not None:
+        return elsewhere.merge_states(out_a, lse_a, out_b, lse_b, out=out, lse=lse)
     return merging.merge_states(out_a, lse_a, out_b, lse_b, out, lse)
 
 
@@ -572,8 +581,9 @@ def get_scheduler_metadata(
     tensors, whose calls need no schedule: zeros.
     """
     source = schedule.source(cache_seqlens, cu_seqlens_q)
-    if is_watched(source) or (source is not None and not on_cuda("cache_seqlens", source)):
-        return _elsewhere(source).get_scheduler_metadata(
+    elsewhere = None if source is None else _elsewhere("cache_seqlens", source)
+    if elsewhere is not None:
+        return elsewhere.get_scheduler_metadata(
             batch_size,
             max_seqlen_q,
             max_seqlen_k,

@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch", minversion="2.10")
 
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
-import hopper_attention.torch_ops  # noqa: E402, F401  (its formulas have to be there before a counter is)
+import hopper_attention.torch_ops  # noqa: E402  (its formulas have to be there before a counter is)
 
 SHORT = ("attend_dense", "attend_packed", "attend_cache")
 
@@ -91,7 +91,7 @@ def outcome(function, given):
     _core.stub_backend(_core.device_info("H100"))
     try:
         found = FUNCTIONS[function](**given)
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:
         assert (_core.launches(), _core.appends()) == (0, 0)
         return type(error), str(error)
     results = found if isinstance(found, tuple) else (found,)

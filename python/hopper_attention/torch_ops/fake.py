@@ -7,19 +7,16 @@ from typing import Any
 import torch
 
 
-def empty_output(given: dict[str, Any]) -> torch.Tensor:
+def empty_output(q: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """Like q with the head dim of v, contiguous; bf16 for fp8."""
-    q = given["q"]
-    v = given["v_cache"] if "v_cache" in given else given["v"]
     if q.dim() < 3:
         raise ValueError(f"q: (B, Sq, Hq, D) or (T, Hq, D) is needed, found {q.dim()} dims: {tuple(q.shape)}")
     dtype = torch.bfloat16 if q.dtype == torch.float8_e4m3fn else q.dtype
     return q.new_empty((*q.shape[:-1], v.shape[-1]), dtype=dtype)
 
 
-def empty_lse(given: dict[str, Any]) -> torch.Tensor:
+def empty_lse(q: torch.Tensor) -> torch.Tensor:
     """(B, Hq, Sq) for q (B, Sq, Hq, D), (Hq, T) for (T, Hq, D). float32; the reference of float64 gives float64."""
-    q = given["q"]
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     return q.new_empty((*q.shape[:-3], q.shape[-2], q.shape[-3]), dtype=dtype)
 
@@ -31,9 +28,9 @@ def no_lse(x: torch.Tensor) -> torch.Tensor:
 
 def attention(given: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
     """fwd, varlen_fwd, kvcache, kvcache_append."""
-    out = empty_output(given)
-    with_lse = given.get("return_attn_probs") or given.get("return_softmax_lse")
-    return out, empty_lse(given) if with_lse else no_lse(out)
+    q = given["q"]
+    out = empty_output(q, given["v_cache"] if "v_cache" in given else given["v"])
+    return out, empty_lse(q) if given.get("return_lse") else no_lse(out)
 
 
 def combined_lse(given: dict[str, Any]) -> torch.Tensor:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import register_flop_formula
 
-from hopper_attention.torch_ops.operators import argument_names
+from hopper_attention.torch_ops.operators import argument_names, by_name
 
 
 def products(queries: int, keys: int, heads: int, head_dim: int, head_dim_v: int) -> int:
@@ -32,6 +32,11 @@ def differences(starts: Any) -> list[int] | None:
     return None if values is None else [b - a for a, b in zip(values, values[1:], strict=False)]
 
 
+def bound(given: dict[str, Any], name: str) -> int:
+    """max_seqlen_*, 0 if it is not given."""
+    return max(0, given.get(name, 0))
+
+
 def query_lengths(given: dict[str, Any]) -> list[int]:
     """Queries of each sequence."""
     q, starts = given["q"], given.get("cu_seqlens_q")
@@ -39,7 +44,7 @@ def query_lengths(given: dict[str, Any]) -> list[int]:
         return [q.shape[1]] * q.shape[0]
     used = numbers(given.get("seqused_q")) or differences(starts)
     batch = starts.shape[0] - 1
-    return used if used is not None else [given.get("max_seqlen_q") or q.shape[0] // max(1, batch)] * batch
+    return used if used is not None else [bound(given, "max_seqlen_q") or q.shape[0] // max(1, batch)] * batch
 
 
 def key_lengths(given: dict[str, Any], batch: int) -> list[int]:
@@ -47,23 +52,23 @@ def key_lengths(given: dict[str, Any], batch: int) -> list[int]:
     k = given["k_cache"] if "k_cache" in given else given["k"]
     table, starts = given.get("page_table"), given.get("cu_seqlens_k")
     if table is not None:
-        bound = table.shape[1] * k.shape[1]
+        most = table.shape[1] * k.shape[1]
     elif starts is not None:
-        bound = given.get("max_seqlen_k") or k.shape[0] // max(1, batch)
+        most = bound(given, "max_seqlen_k") or k.shape[0] // max(1, batch)
     else:
-        bound = k.shape[1]
+        most = k.shape[1]
     length = given["cache_seqlens"] if given.get("cache_seqlens") is not None else given.get("seqused_k")
-    lengths = numbers(length) or differences(starts) or [bound] * batch
+    lengths = numbers(length) or differences(starts) or [most] * batch
     new = given.get("k") if "k_cache" in given else None
     if new is not None:
         added = differences(given.get("cu_seqlens_k_new")) or [new.shape[1] if new.dim() == 4 else 0] * batch
-        lengths = [min(bound, a + b) for a, b in zip(lengths, added, strict=True)]
+        lengths = [min(most, a + b) for a, b in zip(lengths, added, strict=True)]
     return lengths
 
 
 def attention_flops(names: tuple[str, ...], *args: Any, out_val: Any = None, **kwargs: Any) -> int:
     """Of one call of an attention operator whose positional parameters are `names`."""
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    given = by_name(names, args, kwargs)
     q, v = given["q"], given["v_cache"] if "v_cache" in given else given["v"]
     queries = query_lengths(given)
     extra = 0 if given.get("qv") is None else given["qv"].shape[-1]

@@ -11,13 +11,11 @@ from typing import Any
 import torch
 
 from hopper_attention import interface
-from hopper_attention.torch_ops import fake
+from hopper_attention.torch_ops import fake, kernels
 from hopper_attention.torch_ops.schema import schema
 
 _CACHES = ("k_cache", "v_cache")
-_NEW = ("k", "v", "rotary_cos", "rotary_sin", "rotary_seqlens", "rotary_interleaved", "cu_seqlens_k_new")
 _RESULTS = ("out", "softmax_lse", "workspace")
-_FLAGS = ("return_attn_probs", "return_softmax_lse")
 
 SCHEMAS: dict[str, str] = {}
 _LIBRARY = torch.library.Library("hopper_attention", "DEF")
@@ -34,26 +32,23 @@ def argument_names(name: str) -> tuple[str, ...]:
     return tuple(argument.name for argument in arguments if not argument.kwarg_only)
 
 
+def by_name(names: tuple[str, ...], args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a call of an operator whose positional parameters are `names`; of the flags the one on the LSE."""
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    given["return_lse"] = given.pop("flags", 0) & kernels.LSE != 0
+    return given
+
+
 def _define(
-    name: str,
-    function: Callable,
-    fake_kernel: Callable[[dict[str, Any]], Any],
-    result: Callable[[Any], Any],
-    **options: Any,
+    name: str, signature: Callable, kernel: Callable, fake_kernel: Callable[[dict[str, Any]], Any], **options: Any
 ) -> None:
-    """One operator. `result` brings what the public function returns into the form that the schema promises."""
-    text = schema(name, function, **options)
+    """One operator, whose schema follows `signature`."""
+    text = schema(name, signature, **options)
     _LIBRARY.define(text, tags=_TAGS)
     names = argument_names(name)
-    public = function.__name__
-
-    def kernel(*args, **kwargs):
-        kwargs.update(zip(names, args, strict=False))
-        return result(getattr(interface, public)(**kwargs))
 
     def without_memory(*args, **kwargs):
-        kwargs.update(zip(names, args, strict=False))
-        return fake_kernel(kwargs)
+        return fake_kernel(by_name(names, args, kwargs))
 
     for device in ("CPU", "CUDA"):
         _LIBRARY.impl(name, kernel, device)
@@ -61,8 +56,23 @@ def _define(
     SCHEMAS[name] = text
 
 
-def _with_lse(result: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    return result if isinstance(result, tuple) else (result, fake.no_lse(result))
+def _define_of_function(
+    name: str,
+    function: Callable,
+    fake_kernel: Callable[[dict[str, Any]], Any],
+    result: Callable[[Any], Any],
+    **options: Any,
+) -> None:
+    """One operator with the parameters of the public `function`. `result` brings what that returns into the form that
+    the schema promises.
+    """
+    public = function.__name__
+
+    def kernel(*args, **kwargs):
+        return result(getattr(interface, public)(**dict(zip(names, args, strict=False)), **kwargs))
+
+    _define(name, function, kernel, fake_kernel, **options)
+    names = argument_names(name)
 
 
 def _same(result: Any) -> Any:
@@ -77,28 +87,13 @@ def _second(result: Any) -> torch.Tensor:
     return result[1]
 
 
-_PAIR = "(Tensor out, Tensor softmax_lse)"
-for _name, _function, _without, _written in (
-    ("fwd", interface.flash_attn_func, (), ()),
-    ("varlen_fwd", interface.flash_attn_varlen_func, (), ()),
-    ("kvcache", interface.flash_attn_with_kvcache, _NEW, ()),
-    ("kvcache_append", interface.flash_attn_with_kvcache, (), _CACHES),
-):
-    _define(
-        _name, _function, fake.attention, _with_lse, returns=_PAIR, without=(*_without, *_RESULTS), written=_written
-    )
-    _define(
-        f"{_name}_out",
-        _function,
-        fake.nothing,
-        _nothing,
-        returns="()",
-        without=(*_without, *_FLAGS),
-        written=(*_written, *_RESULTS),
-        required=("out",),
-    )
+for _name, _written in (("fwd", ()), ("varlen_fwd", ()), ("kvcache", ()), ("kvcache_append", _CACHES)):
+    _kernel, _kernel_out = getattr(kernels, _name), getattr(kernels, f"{_name}_out")
+    _pair = "(Tensor out, Tensor softmax_lse)"
+    _define(_name, _kernel, _kernel, fake.attention, returns=_pair, written=_written)
+    _define(f"{_name}_out", _kernel_out, _kernel_out, fake.nothing, returns="()", written=(*_written, *_RESULTS))
 
-_define(
+_define_of_function(
     "combine",
     interface.flash_attn_combine,
     fake.combine,
@@ -106,7 +101,7 @@ _define(
     returns="(Tensor out, Tensor softmax_lse)",
     without=("out",),
 )
-_define(
+_define_of_function(
     "combine_out",
     interface.flash_attn_combine,
     fake.combined_lse,
@@ -115,7 +110,7 @@ _define(
     written=("out",),
     required=("out",),
 )
-_define(
+_define_of_function(
     "merge_states",
     interface.merge_states,
     fake.merge_states,
@@ -123,7 +118,7 @@ _define(
     returns="(Tensor out, Tensor lse)",
     without=("out", "lse"),
 )
-_define(
+_define_of_function(
     "merge_states_out",
     interface.merge_states,
     fake.nothing,
@@ -132,7 +127,7 @@ _define(
     written=("out", "lse"),
     required=("out", "lse"),
 )
-_define(
+_define_of_function(
     "get_scheduler_metadata",
     interface.get_scheduler_metadata,
     fake.scheduler_metadata,
@@ -140,7 +135,7 @@ _define(
     returns="Tensor",
     without=("out",),
 )
-_define(
+_define_of_function(
     "get_scheduler_metadata_out",
     interface.get_scheduler_metadata,
     fake.nothing,

@@ -1,4 +1,4 @@
-"""Operator schemas, made from the signatures of the public functions, so that the two cannot drift apart."""
+"""Operator schemas, made from the signatures of the functions behind them, so that the two cannot drift apart."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ _SCALARS = {
     "bool": """causal pack_gqa deterministic batch_invariant return_attn_probs return_softmax_lse rotary_interleaved
         has_softcap""",
     "ScalarType": "qkv_dtype out_dtype",
-    "SymInt[]": "window_size",
+    "SymInt[]": "window_size options",
+    "int": "flags",
 }
 TYPES = {name: kind for kind, names in _SCALARS.items() for name in names.split()}  # every other parameter is a Tensor
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 
 def values(*shape, seed=0, dtype=torch.float32, device="cpu"):
@@ -202,26 +204,22 @@ def copies(sample: Sample):
 
 
 def operator_arguments(sample: Sample):
-    """(args, kwargs) with which to call the operator of a sample itself, tensors of their own."""
-    from hopper_attention.torch_ops.calls import given_arguments
+    """(args, kwargs) with which to call the operator of a sample itself, tensors of their own: what a mode sees."""
+    import hopper_attention
 
-    given = given_arguments(sample.function, *copies(sample))
-    schema = getattr(torch.ops.hopper_attention, sample.operator).default._schema
-    if sample.operator.endswith("_out"):
-        for flag in ("return_attn_probs", "return_softmax_lse"):
-            given.pop(flag, None)
-        for name, like in (("out", "q"), ("lse", "lse_a")):
-            if any(a.name == name for a in schema.arguments) and name not in given:
-                given[name] = torch.empty_like(given[like])
-    length = given.get("cache_seqlens")
-    if isinstance(length, int):
-        given["cache_seqlens"] = int32(length, length, device=given["q"].device)
-    first = []
-    for argument in schema.arguments:
-        if argument.kwarg_only or argument.name not in given:
-            break
-        first.append(given.pop(argument.name))
-    return tuple(first), given
+    seen = []
+
+    class Record(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            if function is getattr(torch.ops.hopper_attention, sample.operator).default:
+                seen.append(tree_map_only(torch.Tensor, torch.clone, (args, kwargs or {})))
+            return function(*args, **(kwargs or {}))
+
+    args, kwargs = copies(sample)
+    with Record():
+        getattr(hopper_attention, sample.function)(*args, **kwargs)
+    (found,) = seen
+    return found
 
 
 class EveryFunction(torch.nn.Module):

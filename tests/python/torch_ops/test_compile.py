@@ -213,9 +213,9 @@ def test_inductor_copies_no_cache(function, monkeypatch):
     addresses = []
     original = hopper_attention.interface.flash_attn_with_kvcache
 
-    def spy(**kwargs):
-        addresses.append((kwargs["k_cache"].data_ptr(), kwargs["v_cache"].data_ptr()))
-        return original(**kwargs)
+    def spy(q, k_cache, v_cache, *args, **kwargs):
+        addresses.append((k_cache.data_ptr(), v_cache.data_ptr()))
+        return original(q, k_cache, v_cache, *args, **kwargs)
 
     monkeypatch.setattr(hopper_attention.interface, "flash_attn_with_kvcache", spy)
     compiled(q, cache, k, v, lengths)
@@ -236,7 +236,7 @@ def test_time_of_a_call_through_the_dispatcher(monkeypatch):
     q, cache, _, _, lengths = append_inputs()
     out = torch.empty_like(q)
     k_cache, v_cache = cache.unbind(2)
-    monkeypatch.setattr(hopper_attention.interface, "flash_attn_with_kvcache", lambda **kwargs: out)
+    monkeypatch.setattr(hopper_attention.interface, "flash_attn_with_kvcache", lambda *args, **kwargs: out)
 
     def call():
         torch_ops.flash_attn_with_kvcache(q, k_cache, v_cache, cache_seqlens=lengths, causal=True, out=out)

@@ -12,14 +12,28 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 import hopper_attention  # noqa: E402
 from hopper_attention import interface, torch_ops  # noqa: E402
+from hopper_attention.torch_ops import kernels  # noqa: E402
 from hopper_attention.watching import is_watched  # noqa: E402
 from torch_ops.samples import copies, operator_arguments, samples, tensors  # noqa: E402
 
 SAMPLES = samples()
 BY_WHY = pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.why)
+
+
+class Passing(TorchDispatchMode):
+    """Passes on what it sees, and keeps it."""
+
+    def __init__(self, name, seen):
+        super().__init__()
+        self.name, self.seen = name, seen
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.seen.append((self.name, function, types, len(args), kwargs))
+        return function(*args, **(kwargs or {}))
 
 
 def operator(name):
@@ -81,10 +95,17 @@ def test_meta_tensors_give_shapes(sample):
         assert got.is_meta and (got.shape, got.stride(), got.dtype) == (want.shape, want.stride(), want.dtype)
 
 
-@pytest.mark.parametrize("name", sorted(torch_ops.SCHEMAS))
-def test_parameters_are_those_of_the_public_function(name):
+OF_ATTENTION = [name for name in sorted(torch_ops.SCHEMAS) if hasattr(kernels, name)]
+
+
+def public_parameters(name):
     function = next(sample.function for sample in SAMPLES if sample.operator == name)
-    public = inspect.signature(getattr(hopper_attention, function)).parameters
+    return function, inspect.signature(getattr(hopper_attention, function)).parameters
+
+
+@pytest.mark.parametrize("name", sorted(set(torch_ops.SCHEMAS) - set(OF_ATTENTION)))
+def test_parameters_are_those_of_the_public_function(name):
+    _, public = public_parameters(name)
     arguments = operator(name)._schema.arguments
     assert [a.name for a in arguments] == [p for p in public if p in {a.name for a in arguments}]
     for argument in arguments:
@@ -92,6 +113,61 @@ def test_parameters_are_those_of_the_public_function(name):
         if argument.has_default_value():
             found = argument.default_value
             assert (tuple(found) if isinstance(found, list) else found) == default, argument.name
+
+
+@pytest.mark.parametrize("name", OF_ATTENTION)
+def test_tensors_of_attention_have_the_names_of_the_public_function(name):
+    _, public = public_parameters(name)
+    arguments = operator(name)._schema.arguments
+    assert {a.name for a in arguments if "Tensor" in str(a.type)} <= set(public)
+    for argument in arguments:
+        if argument.name in public and argument.has_default_value() and not argument.name.startswith("max_seqlen"):
+            assert argument.default_value == public[argument.name].default, argument.name
+
+
+NOT_OF = {
+    "fwd": ("out", "softmax_lse", "workspace"),
+    "varlen_fwd": ("out", "softmax_lse", "workspace"),
+    "kvcache_append": ("out", "softmax_lse", "workspace"),
+    "kvcache": ("out", "softmax_lse", "workspace", "k", "v", "rotary_cos", "rotary_sin", "rotary_seqlens",
+                "cu_seqlens_k_new", "rotary_interleaved"),
+}  # fmt: skip
+WITHOUT_EFFECT = ("pack_gqa", "deterministic")
+
+
+@pytest.mark.parametrize("name", OF_ATTENTION)
+def test_every_argument_arrives(name, monkeypatch):
+    """Through the operator, whatever the form in which it travels."""
+    function, public = public_parameters(name)
+    not_of = NOT_OF.get(name, NOT_OF["kvcache"][3:] if name == "kvcache_out" else ())
+    numbers = {"softmax_scale": 0.25, "softcap": 7.5, "window_size": (11, 12)}
+    given = {}
+    for place, parameter in enumerate(public):
+        kind = torch_ops.schema.TYPES.get(parameter, "Tensor")
+        if parameter in not_of or parameter in WITHOUT_EFFECT:
+            continue
+        if kind == "bool":
+            given[parameter] = not public[parameter].default
+        else:
+            given[parameter] = numbers.get(parameter, torch.zeros(2, 3, 4, 5) if kind == "Tensor" else 20 + place)
+    arrived = []
+
+    def spy(*args, **kwargs):
+        bound = inspect.signature(original).bind(*args, **kwargs)
+        bound.apply_defaults()
+        arrived.append(bound.arguments)
+        return torch.zeros(2, 3, 4, 5), torch.zeros(2, 4, 3)
+
+    original = getattr(interface, function)
+    monkeypatch.setattr(interface, function, spy)
+    with Passing("mode", []):
+        original(**given)
+    (found,) = arrived
+    for parameter, value in given.items():
+        if name.endswith("_out") and parameter.startswith("return_"):
+            continue
+        same = found[parameter] is value if isinstance(value, torch.Tensor) else found[parameter] == value
+        assert same, f"{parameter}: {found[parameter]} instead of {value}"
 
 
 def test_what_is_written_is_declared():
@@ -145,6 +221,52 @@ def test_asking_costs_little():
     """0.2 us for each call of a public function on an idle core."""
     x = torch.zeros(2)
     assert min(timeit.repeat(lambda: is_watched(x), number=2000, repeat=9)) / 2000 < 1e-6
+
+
+def of_this_package(seen):
+    return [call for call in seen if call[1].namespace == "hopper_attention"]
+
+
+@BY_WHY
+def test_a_mode_sees_what_torch_s_dispatcher_shows_it(sample, monkeypatch):
+    """Once, the innermost first, the modes behind it after."""
+    seen = {"handed over": [], "dispatched": []}
+    for way, calls in seen.items():
+        if way == "dispatched":
+            monkeypatch.setattr(torch_ops, "_mode_to_call", lambda: None)
+        args, kwargs = copies(sample)
+        with Passing("outer", calls), Passing("inner", calls):
+            getattr(hopper_attention, sample.function)(*args, **kwargs)
+    handed_over, dispatched = map(of_this_package, seen.values())
+    assert [call[:2] for call in handed_over] == [(name, operator(sample.operator)) for name in ("inner", "outer")]
+    assert [(*call[:3], set(call[4] or ())) for call in handed_over] == [
+        (*call[:3], set(call[4] or ())) for call in dispatched
+    ]
+
+
+def test_modes_are_there_again_after_an_error():
+    q, k, v = SAMPLES[0].args
+    seen = []
+    with Passing("outer", seen), Passing("inner", seen) as inner:
+        with pytest.raises(ValueError, match="softcap"):
+            hopper_attention.flash_attn_func(q, k, v, softcap=-1.0)
+        assert torch._C._len_torch_dispatch_stack() == 2 and torch._C._get_dispatch_stack_at(1) is inner
+    assert [call[0] for call in of_this_package(seen)] == ["inner", "outer"]
+
+
+def test_tensors_that_are_not_plain_go_through_torch_s_dispatcher():
+    class Wrapped(torch.Tensor):
+        @classmethod
+        def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+            found.append((function, types))
+            return torch.zeros(2, 5, 4, 16), torch.zeros(0)
+
+    found, seen = [], []
+    q, k, v = SAMPLES[0].args
+    with Passing("mode", seen):
+        hopper_attention.flash_attn_func(q.as_subclass(Wrapped), k, v)
+    assert of_this_package(seen)[0][2] == (Wrapped,)
+    assert (operator("fwd"), (Wrapped,)) in found
 
 
 def test_tensors_that_require_grad_are_refused():
