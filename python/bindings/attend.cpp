@@ -286,7 +286,7 @@ AppendArguments read_new(Reader& reader, PyObject* given, Arguments& args) {
   return made;
 }
 
-// Allocates what is not given, and launches. None if that would raise.
+// Allocates what is not given, and launches. Raises before the launch what is wrong with the call.
 nb::object launch(Given given, Arguments& args, std::optional<AppendArguments>& appended) {
   bool const with_lse = given[kReturnLse] == Py_True;
   nb::object out = nb::borrow(given[kOut]);
@@ -313,16 +313,14 @@ nb::object launch(Given given, Arguments& args, std::optional<AppendArguments>& 
     return reader.tensor(workspace.ptr());
   };
   Stream const stream = current_stream(*torch.api, args.q.device);
-  try {
+  {
     nb::gil_scoped_release const released;
     if (appended) {
       append_and_forward(*appended, args, stream, std::ref(allocate));
     } else {
       hopper_attention::forward(args, stream, std::ref(allocate));
     }
-  } catch (InvalidArgument const&) { return nb::none(); } catch (InvalidType const&) {
-    return nb::none();
-  } catch (NotImplemented const&) { return nb::none(); }
+  }
   return with_lse ? nb::object(nb::make_tuple(out, lse)) : out;
 }
 
@@ -336,10 +334,10 @@ PyObject* attend(Given given, Read const& read) {
     reader.flag(given[kReturnLse]);
     if (!reader.all_plain()) { Py_RETURN_NONE; }
     return launch(given, args, appended).release().ptr();
-  } catch (nb::python_error& error) { error.restore(); } catch (InvalidArgument const&) {
-    Py_RETURN_NONE;  // tensor_of()
-  } catch (Error const& error) {
+  } catch (nb::python_error& error) { error.restore(); } catch (CudaError const& error) {
     PyErr_SetString(PyExc_RuntimeError, error.what());
+  } catch (Error const&) {
+    Py_RETURN_NONE;  // the long way says what is wrong
   } catch (std::exception const& error) { PyErr_SetString(PyExc_RuntimeError, error.what()); }
   return nullptr;
 }

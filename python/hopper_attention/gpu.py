@@ -1,4 +1,6 @@
-"""CUDA tensors -> kernels: allocates what the caller did not give, and calls `_core`."""
+"""CUDA tensors -> kernels, for calls that `_core.attend_*` leave aside: converts values, allocates what the caller did not
+give, and calls `_core`.
+"""
 
 from __future__ import annotations
 
@@ -90,9 +92,9 @@ def arguments(
     of_cache: seqused_k_all, cache_batch_idx, cache_leftpad, cu_seqlens_k_new, seqlen_k_new. Raises for values that
     cannot be translated; all that is about tensors is left to `_core`.
 
-    Every attention call passes here: arguments come by position, and values of the right type are seen without a call,
-    since a keyword costs 25 ns and a call 60. Beyond 30 values Python makes a call or a tuple by way of a list, which
-    costs 300 ns: hence `of_cache`, and two halves of the result.
+    Calls that `_core.attend_*` leave aside pass here, all of them with torch < 2.10: arguments come by position, and
+    values of the right type are seen without a call, since a keyword costs 25 ns and a call 60. Beyond 30 values Python
+    makes a call or a tuple by way of a list, which costs 300 ns: hence `of_cache`, and two halves of the result.
     """
     left, right = (-1, -1) if window_size is None else window(window_size)
     if softmax_scale is not None and type(softmax_scale) is not float:

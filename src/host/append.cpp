@@ -128,9 +128,11 @@ void launch_append(AppendArguments const& args, Stream stream) {
   require_supported_device(device);
   DeviceGuard const guard(device);
   void const* const kernel = append_kernel(args.k_cache.dtype);
-  prepare_kernel(kernel, 0, device);
   launch_kernel(kernel,
-                {.grid = dim3(static_cast<unsigned>(blocks)), .threads = kAppendThreads, .start = Start::kOverlap},
+                {.device = device,
+                 .grid = dim3(static_cast<unsigned>(blocks)),
+                 .threads = kAppendThreads,
+                 .start = Start::kOverlap},
                 &params, stream, "the launch of the append kernel failed");
 }
 

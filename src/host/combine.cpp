@@ -58,10 +58,9 @@ StateView transposed_view(Tensor const& out, Tensor const& lse) {
 template <class Params>
 void start(void const* kernel, Params& params, int device, Stream stream, char const* what) {
   DeviceGuard const guard(device);
-  prepare_kernel(kernel, 0, device);
   RowGrid const& grid = params.grid;
   auto const blocks = static_cast<unsigned>(ceil_div_64(grid.rows, grid.rows_per_block));
-  launch_kernel(kernel, {.grid = dim3(blocks), .threads = kMergeThreads}, &params, stream, what);
+  launch_kernel(kernel, {.device = device, .grid = dim3(blocks), .threads = kMergeThreads}, &params, stream, what);
 }
 
 // All parts of a row in the registers of one thread for each vector of it.

@@ -1,5 +1,10 @@
 #include "host/cuda_launch.h"
 
+#include <cuda.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
 #include <mutex>
 #include <set>
 #include <string>
@@ -39,8 +44,76 @@ void prepare_kernel(void const* function, int shared_bytes, int device) {
   prepared.insert({function, device});
 }
 
-void launch_kernel(void const* function, LaunchShape const& shape, void* params, cudaStream_t stream,
-                   char const* what) {
+namespace {
+
+// `function` on a device, as the driver knows it.
+struct LoadedKernel {
+  void const* function = nullptr;
+  int device = 0;
+  cudaFunction_t handle = nullptr;
+};
+
+// cudaLaunchKernelExC looks its function up in every call: 0.3 us on an H200's host. Of one thread, so without locks;
+// and its first look binds the device's context to the thread, which the driver's launch needs. Trivially destructible:
+// a thread may still launch while its thread-local objects are destroyed.
+cudaFunction_t loaded(void const* function, LaunchShape const& shape) {
+  constexpr std::size_t kPlaces = 128;  // more kernels than a process uses; two in one place are looked up in turn
+  thread_local constinit std::array<LoadedKernel, kPlaces> kernels{};
+  LoadedKernel& kernel = kernels[(reinterpret_cast<std::uintptr_t>(function) / 16 + shape.device) % kPlaces];
+  if (kernel.function != function || kernel.device != shape.device) {
+    prepare_kernel(function, shape.shared_bytes, shape.device);
+    cudaFunction_t handle = nullptr;
+    check(cudaGetFuncBySymbol(&handle, function), "the kernel could not be loaded");
+    kernel = {function, shape.device, handle};
+  }
+  return kernel.handle;
+}
+
+// Taken from the runtime's driver entry point, so that the library does not link libcuda. Null: the driver has none.
+decltype(&cuLaunchKernelEx) driver_launch() {
+  static auto* const function = [] {
+    void* entry = nullptr;
+    cudaDriverEntryPointQueryResult found{};
+    constexpr unsigned kSince = 11080;
+    cudaError_t const error =
+        cudaGetDriverEntryPointByVersion("cuLaunchKernelEx", &entry, kSince, cudaEnableDefault, &found);
+    bool const there = error == cudaSuccess && found == cudaDriverEntryPointSuccess;
+    return there ? reinterpret_cast<decltype(&cuLaunchKernelEx)>(entry) : nullptr;
+  }();
+  return function;
+}
+
+// False: not started.
+bool launch_by_driver(cudaFunction_t kernel, LaunchShape const& shape, void** params, cudaStream_t stream) {
+  auto* const launch = driver_launch();
+  if (launch == nullptr) { return false; }
+  CUlaunchAttribute attributes[2] = {};
+  unsigned count = 0;
+  if (shape.start == Start::kOverlap) {
+    CUlaunchAttribute& overlap = attributes[count++];
+    overlap.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+    overlap.value.programmaticStreamSerializationAllowed = 1;
+  }
+  if (shape.cluster > 1) {
+    CUlaunchAttribute& cluster = attributes[count++];
+    cluster.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+    cluster.value.clusterDim = {static_cast<unsigned>(shape.cluster), 1, 1};
+  }
+  CUlaunchConfig config{};
+  config.gridDimX = shape.grid.x;
+  config.gridDimY = shape.grid.y;
+  config.gridDimZ = shape.grid.z;
+  config.blockDimX = static_cast<unsigned>(shape.threads);
+  config.blockDimY = 1;
+  config.blockDimZ = 1;
+  config.sharedMemBytes = static_cast<unsigned>(shape.shared_bytes);
+  config.hStream = stream;
+  config.attrs = attributes;
+  config.numAttrs = count;
+  return launch(&config, kernel, params, nullptr) == CUDA_SUCCESS;
+}
+
+cudaError_t launch_by_runtime(void const* function, LaunchShape const& shape, void** params, cudaStream_t stream) {
   cudaLaunchAttribute attributes[2] = {};
   unsigned count = 0;
   if (shape.start == Start::kOverlap) {
@@ -60,8 +133,17 @@ void launch_kernel(void const* function, LaunchShape const& shape, void* params,
   config.stream = stream;
   config.attrs = attributes;
   config.numAttrs = count;
+  return cudaLaunchKernelExC(&config, function, params);
+}
+
+}  // namespace
+
+void launch_kernel(void const* function, LaunchShape const& shape, void* params, cudaStream_t stream,
+                   char const* what) {
   void* arguments[] = {params};
-  check(cudaLaunchKernelExC(&config, function, arguments), what);
+  if (launch_by_driver(loaded(function, shape), shape, arguments, stream)) { return; }
+  // The runtime starts it, where another library has taken the thread's context away, or says why not.
+  check(launch_by_runtime(function, shape, arguments, stream), what);
 }
 
 }  // namespace hopper_attention

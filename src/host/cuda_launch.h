@@ -32,6 +32,7 @@ enum class Start {
 };
 
 struct LaunchShape {
+  int device = 0;  // the current one
   dim3 grid;
   int threads = 0;
   int shared_bytes = 0;
@@ -39,7 +40,7 @@ struct LaunchShape {
   int cluster = 1;  // CTAs of a cluster
 };
 
-// Launches `function(params)`. Raises CudaError naming `what`.
+// Launches `function(params)`, prepared if it is the first time. Raises CudaError naming `what`.
 void launch_kernel(void const* function, LaunchShape const& shape, void* params, cudaStream_t stream, char const* what);
 
 }  // namespace hopper_attention

@@ -278,10 +278,13 @@ AttentionParams attention_params(Plan const& plan, KernelPlan const& kernel, Pro
   return p;
 }
 
-void launch_schedule(ScheduleKernelParams params, Stream stream) {
+void launch_schedule(ScheduleKernelParams params, int device, Stream stream) {
   ScheduleGrid const grid = schedule_grid(params.sequences.batch);
   launch_kernel(schedule_function(grid.ctas),
-                {.grid = dim3(static_cast<unsigned>(grid.ctas)), .threads = grid.threads, .start = Start::kOverlap},
+                {.device = device,
+                 .grid = dim3(static_cast<unsigned>(grid.ctas)),
+                 .threads = grid.threads,
+                 .start = Start::kOverlap},
                 &params, stream, "the launch of the schedule kernel failed");
 }
 
@@ -339,7 +342,8 @@ void launch_combine(Plan const& plan, Problem const& problem, Arguments const& a
       static_cast<int>(std::max<std::int64_t>(1, ceil_div<std::int64_t>(rows * candidates, kMostBlocks)));
   launch_kernel(
       split_combine_function(problem.head_dim_v),
-      {.grid = dim3(static_cast<unsigned>(candidates), static_cast<unsigned>(ceil_div(rows, p.rows_per_block))),
+      {.device = args.q.device,
+       .grid = dim3(static_cast<unsigned>(candidates), static_cast<unsigned>(ceil_div(rows, p.rows_per_block))),
        .threads = kSplitCombineThreads,
        .start = Start::kOverlap},
       &p, stream, "the launch of the combine kernel failed");
@@ -354,18 +358,18 @@ void launch(Plan const& plan, Problem const& problem, Arguments const& args, Str
   if (plan.makes_schedule) {
     launch_schedule(
         schedule_kernel_params(problem, sequences_of_call(problem, args), plan.fixed_splits, workspace.metadata),
-        stream);
+        args.q.device, stream);
   }
   bool may_split = false;
   bool first = true;
   for (std::size_t i = 0; i < plan.kernels.size(); ++i) {
     KernelPlan const& kernel = plan.kernels[i];
     KernelEntry const& entry = find_kernel(kernel.family, plan.dtype, kernel.tile);
-    prepare_kernel(entry.function, entry.shared_bytes, args.q.device);
     AttentionParams params = attention_params(plan, kernel, problem, args, workspace, workspace.partial[i]);
     params.wait_at_start = first;  // kernels after it start when it has waited
     launch_kernel(entry.function,
-                  {.grid = dim3(static_cast<unsigned>(kernel.ctas)),
+                  {.device = args.q.device,
+                   .grid = dim3(static_cast<unsigned>(kernel.ctas)),
                    .threads = entry.threads,
                    .shared_bytes = entry.shared_bytes,
                    .start = plan.starts_early ? Start::kOverlap : Start::kAfter,
@@ -392,7 +396,7 @@ void make_schedule(ScheduleArguments const& args, Stream stream) {
   DeviceGuard const guard(args.metadata.device);
   launch_schedule(
       schedule_kernel_params(problem, sequences, args.options.batch_invariant, static_cast<int*>(args.metadata.data)),
-      stream);
+      args.metadata.device, stream);
 }
 
 }  // namespace hopper_attention

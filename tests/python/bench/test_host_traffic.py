@@ -19,8 +19,8 @@ RAW = """==PROF== Connected to process 1
 
 def test_host_time_is_time_for_each_call():
     waits = []
-    us = host.time_calls(lambda: time.sleep(50e-6), 3, lambda: waits.append(1))
-    assert 50 <= us < 5000 and len(waits) == 5
+    us, times = host.time_calls(lambda: time.sleep(500e-6), lambda: time.sleep(50e-6), 3, lambda: waits.append(1))
+    assert 500 <= us < 50000 and 1.5 < times < 10.5 and len(waits) == 9
 
 
 class Library(Implementation):
