@@ -19,8 +19,19 @@ from typing import Any
 
 import torch
 
+from hopper_attention.arguments import flag
 from hopper_attention.torch_ops import flops, kernels  # noqa: F401  (flops registers the formulas)
-from hopper_attention.torch_ops.calls import Form, given_arguments
+from hopper_attention.torch_ops.calls import (
+    bound,
+    check_hints,
+    flags_of,
+    given_arguments,
+    number_of,
+    option,
+    options_of,
+    refuse_grads,
+    scale_of,
+)
 from hopper_attention.torch_ops.fake import empty_lse, empty_output
 from hopper_attention.torch_ops.operators import SCHEMAS
 
@@ -34,19 +45,8 @@ __all__ = [
     "merge_states",
 ]
 
-_OF_APPENDS = ("k", "v", "rotary_cos", "rotary_sin", "rotary_seqlens")
 _OPERATORS = {name: getattr(torch.ops.hopper_attention, name).default for name in SCHEMAS}
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, type(None), int, float, list))
-_FORMS = {
-    name: Form(name, function)
-    for function, operators in {
-        "flash_attn_func": ("fwd", "fwd_out"),
-        "flash_attn_varlen_func": ("varlen_fwd", "varlen_fwd_out"),
-        "flash_attn_with_kvcache": ("kvcache", "kvcache_out", "kvcache_append", "kvcache_append_out"),
-    }.items()
-    for name in operators
-}
-_CACHE_PARAMETERS = _FORMS["kvcache"].names
 
 
 def _mode_to_call() -> Any:
@@ -75,49 +75,112 @@ def _call(operator: str, row: list[Any]) -> Any:
         torch._C._push_on_torch_dispatch_stack(mode)
 
 
-def _attention(operator: str, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """Calls the form of `operator` that allocates, or, if any result is given, the form that writes."""
-    out, lse = kwargs.get("out"), kwargs.get("softmax_lse")
-    writes = out is not None or lse is not None or kwargs.get("workspace") is not None
-    operator = operator + "_out" if writes else operator
-    form = _FORMS[operator]
-    row = form.arguments(args, kwargs)
-    with_lse = len(row) > form.flags and row[form.flags] & kernels.LSE != 0
-    if not writes:
-        out, lse = _call(operator, row)
+def _attend(operator: str, first: list[Any], results: list[Any], more: list[Any], with_lse: int) -> Any:
+    """Calls the form of `operator` that allocates, or, if any of `results` (out, softmax_lse, workspace) is given, the
+    form that writes. first: the arguments before them, with q and v in places 0 and 2; more: those after.
+    """
+    out, lse, workspace = results
+    if out is None and lse is None and workspace is None:
+        out, lse = _call(operator, first + more)
         return (out, lse) if with_lse else out
     if out is None:
-        out = row[form.out] = empty_output(row[0], row[2])
+        out = empty_output(first[0], first[2])
     if with_lse and lse is None:
-        lse = row[form.out + 1] = empty_lse(row[0])
-    _call(operator, row)
+        lse = empty_lse(first[0])
+    _call(operator + "_out", [*first, out, lse, workspace, *more])
     return (out, lse) if with_lse else out
 
 
-def flash_attn_func(*args, **kwargs):
+def flash_attn_func(
+    q, k, v, softmax_scale=None, causal=False, qv=None, q_descale=None, k_descale=None, v_descale=None,
+    window_size=(-1, -1), attention_chunk=0, softcap=0.0, num_splits=1, pack_gqa=None, deterministic=False, sm_margin=0,
+    return_attn_probs=False, *, s_aux=None, out=None, softmax_lse=None, batch_invariant=False, workspace=None,
+):  # fmt: skip
     """`hopper_attention.flash_attn_func` through torch.ops.hopper_attention.fwd or fwd_out."""
-    return _attention("fwd", args, kwargs)
+    if torch.is_grad_enabled():
+        refuse_grads(
+            q=q, k=k, v=v, qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale, s_aux=s_aux, out=out,
+            softmax_lse=softmax_lse, workspace=workspace,
+        )  # fmt: skip
+    scale, softcap = scale_of(softmax_scale), number_of("softcap", softcap)
+    check_hints(pack_gqa, deterministic)
+    flags = flags_of(causal, batch_invariant, return_attn_probs, "return_attn_probs")
+    options = options_of(window_size, attention_chunk, sm_margin)
+    more = [s_aux, option("num_splits", num_splits, 1), flags]
+    rare = [qv, q_descale, k_descale, v_descale]
+    if scale is not None or softcap != 0 or options is not None or any(x is not None for x in rare):
+        more += [scale, softcap, options, *rare]
+    return _attend("fwd", [q, k, v], [out, softmax_lse, workspace], more, flags & kernels.LSE)
 
 
-def flash_attn_varlen_func(*args, **kwargs):
+def flash_attn_varlen_func(
+    q, k, v, cu_seqlens_q, cu_seqlens_k=None, max_seqlen_q=None, max_seqlen_k=None, seqused_q=None, seqused_k=None,
+    softmax_scale=None, causal=False, qv=None, q_descale=None, k_descale=None, v_descale=None, window_size=(-1, -1),
+    attention_chunk=0, softcap=0.0, num_splits=1, pack_gqa=None, deterministic=False, sm_margin=0,
+    return_attn_probs=False, *, page_table=None, scheduler_metadata=None, s_aux=None, out=None, softmax_lse=None,
+    cp_world_size=1, cp_rank=0, cp_tot_seqused_k=None, batch_invariant=False, workspace=None,
+):  # fmt: skip
     """`hopper_attention.flash_attn_varlen_func` through varlen_fwd or varlen_fwd_out.
 
     A max_seqlen_* that is a tensor is not read: the bound is what the shapes allow.
     """
-    return _attention("varlen_fwd", args, kwargs)
+    if torch.is_grad_enabled():
+        refuse_grads(
+            q=q, k=k, v=v, qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale, s_aux=s_aux, out=out,
+            softmax_lse=softmax_lse, workspace=workspace,
+        )  # fmt: skip
+    scale, softcap = scale_of(softmax_scale), number_of("softcap", softcap)
+    check_hints(pack_gqa, deterministic)
+    flags = flags_of(causal, batch_invariant, return_attn_probs, "return_attn_probs")
+    options = options_of(window_size, attention_chunk, sm_margin, cp_world_size, cp_rank)
+    more = [
+        cu_seqlens_k, seqused_k, page_table, scheduler_metadata, s_aux, option("num_splits", num_splits, 1), flags,
+        bound("max_seqlen_q", max_seqlen_q), bound("max_seqlen_k", max_seqlen_k),
+    ]  # fmt: skip
+    rare = [seqused_q, qv, q_descale, k_descale, v_descale, cp_tot_seqused_k]
+    if scale is not None or softcap != 0 or options is not None or any(x is not None for x in rare):
+        more += [scale, softcap, options, *rare]
+    return _attend(
+        "varlen_fwd", [q, k, v, cu_seqlens_q], [out, softmax_lse, workspace], more, flags & kernels.LSE
+    )  # fmt: skip
 
 
-def flash_attn_with_kvcache(*args, **kwargs):
+def flash_attn_with_kvcache(
+    q, k_cache, v_cache, k=None, v=None, qv=None, rotary_cos=None, rotary_sin=None, cache_seqlens=None,
+    cache_batch_idx=None, cache_leftpad=None, page_table=None, cu_seqlens_q=None, cu_seqlens_k_new=None,
+    max_seqlen_q=None, rotary_seqlens=None, q_descale=None, k_descale=None, v_descale=None, softmax_scale=None,
+    causal=False, window_size=(-1, -1), attention_chunk=0, softcap=0.0, rotary_interleaved=True,
+    scheduler_metadata=None, num_splits=0, pack_gqa=None, sm_margin=0, return_softmax_lse=False, *, s_aux=None,
+    out=None, softmax_lse=None, cp_world_size=1, cp_rank=0, cp_tot_seqused_k=None, batch_invariant=False,
+    workspace=None,
+):  # fmt: skip
     """`hopper_attention.flash_attn_with_kvcache` through kvcache or, with k and v, kvcache_append, or their _out."""
-    parameters = dict(zip(_CACHE_PARAMETERS, args, strict=False))
-    parameters.update(kwargs)
-    lengths = parameters.get("cache_seqlens")
-    if lengths is not None and not isinstance(lengths, torch.Tensor):
-        q, starts = parameters["q"], parameters.get("cu_seqlens_q")
-        batch = q.shape[0] if starts is None else starts.shape[0] - 1
-        parameters["cache_seqlens"] = torch.full((batch,), lengths, dtype=torch.int32, device=q.device)
-    appends = any(parameters.get(name) is not None for name in _OF_APPENDS)
-    return _attention("kvcache_append" if appends else "kvcache", (), parameters)
+    if torch.is_grad_enabled():
+        refuse_grads(
+            q=q, k_cache=k_cache, v_cache=v_cache, k=k, v=v, qv=qv, rotary_cos=rotary_cos, rotary_sin=rotary_sin,
+            q_descale=q_descale, k_descale=k_descale, v_descale=v_descale, s_aux=s_aux, out=out,
+            softmax_lse=softmax_lse, workspace=workspace,
+        )  # fmt: skip
+    if cache_seqlens is not None and not isinstance(cache_seqlens, torch.Tensor):
+        batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
+        cache_seqlens = torch.full((batch,), cache_seqlens, dtype=torch.int32, device=q.device)
+    scale, softcap = scale_of(softmax_scale), number_of("softcap", softcap)
+    check_hints(pack_gqa, False)
+    flags = flags_of(causal, batch_invariant, return_softmax_lse, "return_softmax_lse")
+    if rotary_interleaved is not True and not flag("rotary_interleaved", rotary_interleaved):
+        flags |= kernels.HALVES
+    options = options_of(window_size, attention_chunk, sm_margin, cp_world_size, cp_rank)
+    new = [k, v, rotary_cos, rotary_sin, rotary_seqlens, cu_seqlens_k_new]
+    operator = "kvcache_append" if any(x is not None for x in new[:5]) else "kvcache"
+    more = new if operator == "kvcache_append" else []
+    more = [
+        *more, cache_seqlens, page_table, cu_seqlens_q, scheduler_metadata, s_aux, option("num_splits", num_splits, 0),
+        flags, bound("max_seqlen_q", max_seqlen_q),
+    ]  # fmt: skip
+    rare = [cache_batch_idx, cache_leftpad, qv, q_descale, k_descale, v_descale, cp_tot_seqused_k]
+    if scale is not None or softcap != 0 or options is not None or any(x is not None for x in rare):
+        more += [scale, softcap, options, *rare]
+    return _attend(operator, [q, k_cache, v_cache], [out, softmax_lse, workspace], more, flags & kernels.LSE)
 
 
 def flash_attn_combine(*args, **kwargs):

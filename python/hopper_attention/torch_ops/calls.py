@@ -93,63 +93,58 @@ def refuse_grad(name: str, value: torch.Tensor) -> None:
         )
 
 
-_LSE_FLAGS = ("return_attn_probs", "return_softmax_lse")
+def bound(name: str, value: Any) -> Any:
+    """max_seqlen_* of an operator."""
+    value = None if value is None else _integer(name, value)
+    return -1 if value is None else value
 
 
-class Form:
-    """How an attention operator takes the arguments of its public function: by position, up to the last one given."""
+def option(name: str, value: Any, default: int) -> Any:
+    return default if value is None else _integer(name, value)
 
-    def __init__(self, operator: str, function: str) -> None:
-        signature = inspect.signature(getattr(kernels, operator)).parameters.values()
-        self.defaults = [None if p.default is p.empty else p.default for p in signature]
-        self.required = sum(p.default is p.empty for p in signature)
-        self.names = tuple(_PARAMETERS[function])
-        places = {p.name: place for place, p in enumerate(signature)}
-        self.flags, self.options, self.out = places["flags"], places["options"], places.get("out", -1)
-        # Name -> (name, default, conversion, place in the row, bit of the flags, place in the options).
-        self.parameters: dict[str, tuple[str, Any, Any, int | None, int, int | None]] = {}
-        options = tuple(kernels.OPTIONS)
-        for name, (default, convert) in _PARAMETERS[function].items():
-            bit = kernels.FLAGS.get("return_lse" if name in _LSE_FLAGS else name, 0)
-            item = "window_left" if name == "window_size" else name
-            option = options.index(item) if item in options else None
-            self.parameters[name] = (name, default, convert, places.get(name), bit, option)
-        self.in_order = tuple(self.parameters.values())
-        self.default_values = tuple(default for _, default, *_ in self.in_order)
 
-    def arguments(self, args: tuple, kwargs: dict[str, Any]) -> list[Any]:
-        """Those of the operator for a call of the function. Raises as `given_arguments`."""
-        grad = torch.is_grad_enabled()
-        row = self.defaults.copy()
-        last, flags, options = max(self.required, self.out + 2), 0, None
-        in_order = zip(self.in_order, self.default_values, args, strict=False)
-        given = [(parameter, x) for parameter, default, x in in_order if x is not None and x is not default]
-        given += [(self.parameters[name], x) for name, x in kwargs.items() if x is not None]
-        for (name, default, convert, place, bit, option), value in given:
-            if value is default:
-                continue
-            if convert is not None:
-                value = convert(name, value)
-                if value is None or value == default:
-                    continue
-            elif grad and isinstance(value, torch.Tensor):
-                refuse_grad(name, value)
-            if place is not None:
-                row[place] = value
-                if place >= last:
-                    last = place + 1
-            elif bit:
-                flags |= bit
-            elif option is not None:  # what has no place at all has no effect
-                options = options or list(kernels.DEFAULTS)
-                if name == "window_size":
-                    options[option : option + 2] = value
-                else:
-                    options[option] = value
-        if flags:
-            row[self.flags] = flags
-            last = max(last, self.flags + 1)
-        if options:
-            row[self.options] = options
-            last = max(last, self.options + 1)
-        return row[:last]
+def number_of(name: str, value: Any) -> float:
+    """A float argument of an operator."""
+    return value if type(value) is float else number(name, value)
+
+
+def scale_of(softmax_scale: Any) -> float | None:
+    return None if softmax_scale is None else number_of("softmax_scale", softmax_scale)
+
+
+def flags_of(causal: Any, batch_invariant: Any, return_lse: Any, flag_name: str) -> int:
+    """The bits of the flags that all attention operators have."""
+    flags = kernels.CAUSAL if causal is True or (causal is not False and flag("causal", causal)) else 0
+    if batch_invariant is True or (batch_invariant is not False and flag("batch_invariant", batch_invariant)):
+        flags |= kernels.INVARIANT
+    if return_lse is True or (return_lse is not False and flag(flag_name, return_lse)):
+        flags |= kernels.LSE
+    return flags
+
+
+def options_of(
+    window_size: Any, attention_chunk: Any, sm_margin: Any, cp_world_size: Any = 1, cp_rank: Any = 0
+) -> list[Any] | None:
+    """`options` of an operator; None where all are defaults."""
+    left, right = (-1, -1) if window_size is None else window(window_size)
+    chunk = option("attention_chunk", attention_chunk, 0)
+    margin = option("sm_margin", sm_margin, 0)
+    world, rank = option("cp_world_size", cp_world_size, 1), option("cp_rank", cp_rank, 0)
+    if left == right == -1 and chunk == margin == rank == 0 and world == 1:
+        return None
+    return [left, right, chunk, margin, world, rank]
+
+
+def check_hints(pack_gqa: Any, deterministic: Any) -> None:
+    """TypeError for hints, which have no effect, that are no flags."""
+    if pack_gqa is not None:
+        flag("pack_gqa", pack_gqa)
+    if deterministic is not False:
+        flag("deterministic", deterministic)
+
+
+def refuse_grads(**tensors: Any) -> None:
+    """NotImplementedError for the first that requires grad."""
+    for name, x in tensors.items():
+        if isinstance(x, torch.Tensor):
+            refuse_grad(name, x)
