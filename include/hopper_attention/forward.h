@@ -128,7 +128,7 @@ struct Plan {
   bool forces_splits = false;       // by units also where whole tiles fill the grid
   int max_splits = 0;               // of a tile; 0: no bound
   int keys_in_l2 = 0;               // of one K/V head
-  std::vector<KernelPlan> kernels;  // in the order of their launches; the combine kernel follows if any may split
+  std::vector<KernelPlan> kernels;  // one, or prefill and decode; the combine kernel follows if any may split
   std::int64_t workspace_bytes = 0;
   std::vector<std::string> reasons;  // one line for each decision
 

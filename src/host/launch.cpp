@@ -224,7 +224,9 @@ ScheduleParams schedule_params(Plan const& plan, KernelPlan const& kernel, Probl
              : kernel.family == KernelFamily::kPrefill ? Places::kPrefill
                                                        : Places::kDecode;
   p.alike = sequence_work(shape, problem.mask, {problem.seqlen_q, problem.seqlen_k});
-  p.head_groups = problem.heads_q / plan.packed_heads;
+  int const head_groups = problem.heads_q / plan.packed_heads;
+  p.share = card_share(plan, kernel);
+  p.head_groups = FastDivmod(head_groups);
   p.ctas = kernel.ctas;
   p.may_split = kernel.may_split;
   p.always_split = plan.forces_splits;
@@ -232,8 +234,8 @@ ScheduleParams schedule_params(Plan const& plan, KernelPlan const& kernel, Probl
   p.fixed_splits = plan.fixed_splits;
   p.least_units = plan.fixed_splits ? 1 : kLeastUnits;
   p.max_splits = plan.max_splits;
-  p.most_tiles = static_cast<int>(kernel.most_tiles);
-  p.most_units = static_cast<int>(kernel.most_units);
+  p.most_tiles = static_cast<int>(kernel.most_tiles / head_groups);
+  p.most_units = static_cast<int>(kernel.most_units / head_groups);
   return p;
 }
 
@@ -297,7 +299,8 @@ ScheduleKernelParams schedule_kernel_params(Problem const& problem, SequencePara
                             problem.head_dim_v, ") of q and v");
     return tile_shape(row->tile, packed, fixed_splits);
   };
-  return {sequences, problem.mask, shape(TileUse::kRagged), shape(TileUse::kDecode), metadata};
+  return {sequences, problem.mask, shape(TileUse::kRagged),
+          shape(few_queries_use(problem.head_dim, problem.head_dim_v, packed, fixed_splits)), metadata};
 }
 
 void launch_combine(Plan const& plan, Problem const& problem, Arguments const& args, Workspace const& workspace,
@@ -362,7 +365,9 @@ void launch(Plan const& plan, Problem const& problem, Arguments const& args, Str
   }
   bool may_split = false;
   bool first = true;
-  for (std::size_t i = 0; i < plan.kernels.size(); ++i) {
+  bool const decode_first = card_share(plan, plan.kernels.back()) == CardShare::kLeaves;
+  for (std::size_t n = 0; n < plan.kernels.size(); ++n) {
+    std::size_t const i = decode_first ? plan.kernels.size() - 1 - n : n;
     KernelPlan const& kernel = plan.kernels[i];
     KernelEntry const& entry = find_kernel(kernel.family, plan.dtype, kernel.tile);
     AttentionParams params = attention_params(plan, kernel, problem, args, workspace, workspace.partial[i]);

@@ -59,7 +59,7 @@ bool splitting_pays(PlanRequest const& request) {
   ScheduleParams params;
   params.batch = request.problem.batch;
   params.alike = request.work_of_sequence(tile);
-  params.head_groups = request.scheduled_groups();
+  params.head_groups = FastDivmod(request.scheduled_groups());
   params.ctas = request.most_ctas(tile);
   params.may_split = true;
   params.bound_by_memory = decodes;
@@ -78,7 +78,7 @@ KernelPlan& add_kernel(PlanRequest const& request, Plan& plan, KernelFamily fami
   Problem const& problem = request.problem;
   bool const decode = family == KernelFamily::kDecode;
   bool const decodes = request.decodes();
-  TileUse const use = !decode ? request.many_use() : decodes ? request.decode_use() : TileUse::kDecode;
+  TileUse const use = decode ? request.decode_use() : request.many_use();
   bool const forced = request.forces_tile();
   TileRow const* row = &request.tile_row(use);
   if (forced) {
@@ -98,8 +98,9 @@ KernelPlan& add_kernel(PlanRequest const& request, Plan& plan, KernelFamily fami
   kernel.ctas =
       static_cast<int>(std::min<std::int64_t>(kernel.ctas, kernel.may_split ? kernel.most_units : kernel.most_tiles));
   if (kernel.may_split) {
-    kernel.partial_rows =
-        decode ? static_cast<int>(std::min<std::int64_t>(kSlabRows, request.rows_of_sequence())) : kernel.tile.rows;
+    kernel.partial_rows = decode
+                              ? static_cast<int>(std::min<std::int64_t>(kernel.tile.rows, request.rows_of_sequence()))
+                              : kernel.tile.rows;
     // A block cuts at most two tiles.
     kernel.partial_slots = plan.fixed_splits ? kernel.most_units : 2 * std::int64_t{kernel.ctas};
   }
@@ -122,7 +123,14 @@ void plan_listed(PlanRequest const& request, Plan& plan) {
     add_kernel(request, plan, KernelFamily::kDecode, splits && (forced || !whole_tiles_suffice(request)));
   } else {
     add_kernel(request, plan, KernelFamily::kPrefill, splits && !plan.fixed_splits);
-    if (splits && request.problem.ragged) { add_kernel(request, plan, KernelFamily::kDecode, splits); }
+    if (splits && request.problem.ragged) {
+      add_kernel(request, plan, KernelFamily::kDecode, splits);
+      bool const beside = card_share(plan, plan.kernels.back()) == CardShare::kLeaves;
+      because(plan, "order",
+              beside ? "sequences with few queries first, on the SMs that their bytes need; the others "
+                       "beside them, then on all SMs"
+                     : "sequences with few queries behind the others: two of their blocks share an SM");
+    }
   }
   choose_workspace(request, plan);
 }

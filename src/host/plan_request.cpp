@@ -35,12 +35,8 @@ std::int64_t PlanRequest::l2_budget() const {
 
 // The tile of a sequence must not depend on the others where its bits must not.
 TileUse PlanRequest::decode_use() const {
-  if (rows_of_sequence() > kMostFewRows || problem.batch_invariant) { return TileUse::kDecode; }
-  // O^T of 96 columns is no multiple of 64: for them only the tile of 64 rows was built.
-  TileRow const* const few = find_tile(problem.head_dim, problem.head_dim_v, TileUse::kFewRows);
-  TileRow const* const many = find_tile(problem.head_dim, problem.head_dim_v, TileUse::kDecode);
-  bool const alike = few != nullptr && many != nullptr && few->tile.head_dim == many->tile.head_dim;
-  return alike && few->tile.head_dim_v == many->tile.head_dim_v ? TileUse::kFewRows : TileUse::kDecode;
+  if (decodes() && rows_of_sequence() > kMostFewRows) { return TileUse::kDecode; }
+  return few_queries_use(problem.head_dim, problem.head_dim_v, scheduled_packing(), problem.batch_invariant);
 }
 
 SequenceWork PlanRequest::work_of_sequence(TileConfig const& tile) const {

@@ -24,11 +24,29 @@ constexpr int scheduled_packing(int heads_q, int heads_k) {
   return packed;
 }
 
+// The tile of sequences with few queries where the batch may hold others. One of 16 rows reads faster; where bits must
+// not depend on the bound of the call, it is that of 64, as in a call whose sequences all have few. O^T of 96 columns
+// is no multiple of 64: for them only the tile of 64 rows was built.
+inline TileUse few_queries_use(int head_dim, int head_dim_v, int packed_heads, bool fixed_splits) {
+  if (fixed_splits || packed_heads > kMostFewRows) { return TileUse::kDecode; }
+  TileRow const* const few = find_tile(head_dim, head_dim_v, TileUse::kFewRows);
+  TileRow const* const many = find_tile(head_dim, head_dim_v, TileUse::kDecode);
+  bool const alike = few != nullptr && many != nullptr && few->tile.head_dim == many->tile.head_dim;
+  return alike && few->tile.head_dim_v == many->tile.head_dim_v ? TileUse::kFewRows : TileUse::kDecode;
+}
+
 // Tiles of `tile` as the schedule counts them. Prefill tiles are never cut by fixed splits: there are enough of them.
 constexpr TileShape tile_shape(TileConfig const& tile, int packed_heads, bool fixed_splits) {
   bool const decode = family_of(tile) == KernelFamily::kDecode;
   return {rows_of_slab(tile) / packed_heads * slabs_of(tile), tile.keys,
           fixed_splits ? (decode ? kFixedSplitKeys / tile.keys : 1 << 30) : 0};
+}
+
+// A decode kernel is bound by memory, which it does not need all SMs for: beside a prefill kernel it leaves some, where
+// one of its CTAs takes a whole SM, so that an SM without one has room for a CTA of the other kernel.
+inline CardShare card_share(Plan const& plan, KernelPlan const& kernel) {
+  if (plan.kernels.size() != 2 || plan.kernels[1].tile.per_sm > 1) { return CardShare::kAll; }
+  return kernel.family == KernelFamily::kDecode ? CardShare::kLeaves : CardShare::kTakes;
 }
 
 constexpr std::int64_t aligned_bytes(std::int64_t bytes) { return (bytes + 255) / 256 * 256; }

@@ -58,14 +58,23 @@ __device__ __forceinline__ void setup_barriers(typename Traits::SharedStorage& s
 template <class Traits, class Source, class Draw>
 __device__ __forceinline__ void publish(AttentionParams const& params, typename Traits::SharedStorage& shared,
                                         Source& source, Draw draw) {
+  // An item that has been drawn is one that no other CTA can take. Behind a long one there is time to find the next
+  // when the consumers are in it. Drawn as early as slots allow, 512 tiles of 2 MB were handed out before one of them
+  // was done, and CTAs ended 10 of 260 us before the last.
+  constexpr int kLongItem = 8;  // blocks
+  constexpr int kSlots = Traits::kWorkSlots;
   bool const leader = threadIdx.x % 32 == 0;
-  RingState<Traits::kWorkSlots> write;
+  RingState<kSlots> write;
   WorkItem item;
+  bool behind_long_item = false;
   do {
     wait_barrier(shared.work_empty[write.slot], write.phase ^ 1);
+    if (kSlots > 2 && Source::kDraws && behind_long_item) {  // the item before that one is done
+      bool const wraps = write.slot < 2;
+      wait_barrier(shared.work_empty[write.slot + (wraps ? kSlots - 2 : -2)], write.phase ^ (wraps ? 1 : 0));
+    }
     TileWork work;
     do {
-      __syncwarp();  // all lanes write a source in shared memory
       source.next(item, work.sequence, draw);
       work.last = item.place < 0;
       if (!work.last) { work = tile_work(params, Traits::kConsumerWarpgroups, Traits::kKeys, item, work.sequence); }
@@ -75,6 +84,7 @@ __device__ __forceinline__ void publish(AttentionParams const& params, typename 
       arrive_barrier(shared.work_full[write.slot]);
     }
     __syncwarp();
+    behind_long_item = work.range.blocks() >= kLongItem;
     ++write;
   } while (item.place >= 0);
 }
@@ -84,13 +94,11 @@ template <class Traits>
 __device__ __forceinline__ void schedule(AttentionParams const& params, typename Traits::SharedStorage& shared) {
   int round = 0;
   auto const draw = [&](Draws const& draws) {
-    int const own = static_cast<int>(blockIdx.x) + round++ * params.schedule.ctas;
-    // The first one is the CTA's own. After as many draws as there are items the counter is back at 0.
-    if (own < params.schedule.ctas || draws.counter == nullptr || draws.count <= params.schedule.ctas) { return own; }
-    int index = 0;
+    int index = draws.item(static_cast<int>(blockIdx.x), round++);
+    if (index != Draws::kFromCounter) { return index; }
     if (threadIdx.x % 32 == 0) {
-      index = params.schedule.ctas + static_cast<int>(atomicInc(reinterpret_cast<unsigned*>(draws.counter),
-                                                                static_cast<unsigned>(draws.count - 1)));
+      auto* const counter = reinterpret_cast<unsigned*>(draws.counter);
+      index = draws.first_of_counter() + static_cast<int>(atomicInc(counter, draws.last_of_counter()));
     }
     return __shfl_sync(0xffffffff, index, 0);
   };
@@ -102,9 +110,9 @@ __device__ __forceinline__ void schedule(AttentionParams const& params, typename
     publish<Traits>(params, shared, source, draw);
   } else {
     warm_schedule(params.schedule, params.sequences);
-    // In shared memory, since producers have no registers for it. All lanes write the same.
-    auto& source = *new (shared.source) WorkSource(params, Traits::kConsumerWarpgroups);
-    publish<Traits>(params, shared, source, draw);
+    if (threadIdx.x % 32 == 0) { new (shared.source) WorkSource(params, Traits::kConsumerWarpgroups); }
+    __syncwarp();
+    publish<Traits>(params, shared, *reinterpret_cast<WorkSource*>(shared.source), draw);
   }
 }
 
@@ -212,13 +220,13 @@ __device__ __forceinline__ void consume_swapped(AttentionParams const& params, t
 // An item as a whole. Where fields are read from shared memory one by one as they are needed, each costs its latency:
 // the 35 of a tile took 3 % of the time at 512 tokens.
 __device__ __forceinline__ TileWork read_at_once(TileWork const& work) {
-  static_assert(sizeof(TileWork) % sizeof(int) == 0);
-  constexpr int kWords = sizeof(TileWork) / sizeof(int);
-  int words[kWords];
+  static_assert(sizeof(TileWork) % sizeof(int2) == 0);
+  constexpr int kVectors = sizeof(TileWork) / sizeof(int2);
+  int2 words[kVectors];
   CUTE_UNROLL
-  for (int i = 0; i < kWords; ++i) { words[i] = reinterpret_cast<int const*>(&work)[i]; }
+  for (int i = 0; i < kVectors; ++i) { words[i] = reinterpret_cast<int2 const*>(&work)[i]; }
   CUTE_UNROLL
-  for (int i = 0; i < kWords; ++i) { asm volatile("" : "+r"(words[i])); }
+  for (int2& w : words) { asm volatile("" : "+r"(w.x), "+r"(w.y)); }
   TileWork result;
   memcpy(&result, words, sizeof(result));
   return result;
@@ -354,7 +362,8 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.per_sm)
       consume<Traits>(params, shared);
     }
   }
-  if (!params.wait_at_start) { wait_for_prerequisites(); }
+  // One CTA is enough; the others make room for the kernel that follows.
+  if (!params.wait_at_start && blockIdx.x == 0) { wait_for_prerequisites(); }
 #endif
 }
 

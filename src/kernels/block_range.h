@@ -21,8 +21,8 @@ struct BlockRange {
   HA_HOST_DEVICE constexpr int blocks() const { return end - begin; }
 };
 
-// Where blocks may start: at keys whose place in memory, key + shift, is a multiple of `unit`. Boxes of pages must not
-// cross a page.
+// Where blocks may start: at keys whose place in memory, key + shift, is a multiple of `unit`, a power of 2. Boxes of
+// pages must not cross a page.
 struct BlockAlignment {
   int unit = 1;
   int shift = 0;
@@ -35,7 +35,7 @@ HA_HOST_DEVICE constexpr BlockRange block_range(MaskParams const& mask, int firs
   KeyInterval const last = visible(mask, last_row, len);
   KeyInterval const seen{first.begin, last.end};
   if (seen.empty()) { return {0, 0, 0, 0, 0, {0, 0}}; }
-  int const origin = seen.begin - (seen.begin + alignment.shift) % alignment.unit;
+  int const origin = seen.begin - ((seen.begin + alignment.shift) & (alignment.unit - 1));
   int const end = ceil_div(seen.end - origin, block);
   // Rows see [last.begin, first.end) in common.
   int const full_begin = min_of(ceil_div(last.begin - origin, block), end);

@@ -29,7 +29,7 @@ HA_HOST_DEVICE PartedTile find_parted_tile(SplitCombineTask const& task, Sequenc
   Schedule const schedule(params);
   PartedTile parted;
   if (!schedule.by_units()) { return parted; }
-  int const heads = params.head_groups;
+  int const heads = params.head_groups.divisor;
   Chunks const chunks = schedule.chunks();
   if (!params.fixed_splits && index + 1 >= chunks.count) { return parted; }
   // What candidates count: tiles or units.
@@ -38,18 +38,19 @@ HA_HOST_DEVICE PartedTile find_parted_tile(SplitCombineTask const& task, Sequenc
   };
   int const position = params.fixed_splits ? index : chunks.begin(index + 1);
   if (position >= (params.fixed_splits ? schedule.tiles() : schedule.units())) { return parted; }
-  int const place = params.metadata == nullptr ? position / max_of(1, before(1) * heads)
-                                               : find_place(schedule.begin(), schedule.end(), position / heads,
-                                                            [&](int p) { return before(p + 1); });
+  int const in_group = params.head_groups.quotient(position);
+  int const place = params.metadata == nullptr
+                        ? in_group / max_of(1, before(1))
+                        : find_place(schedule.begin(), schedule.end(), in_group, [&](int p) { return before(p + 1); });
   if (place >= schedule.end()) { return parted; }
-  // In damaged metadata no place may hold it.
-  if (position < before(place) * heads || position >= before(place + 1) * heads) { return parted; }
+  FoundPlace const found{place, before(place), before(place + 1)};
+  if (!found.holds(in_group)) { return parted; }  // in damaged metadata none may hold it
   sequence = sequence_at(sequences, schedule.sequence(place));
   int const tiles = ceil_div(sequence.len.q, task.queries_per_slab * task.slabs);
   UnitTile tile{};
   if (params.fixed_splits) {
-    int const tiles_of_place = before(place + 1) - before(place);
-    int const within = position - before(place) * heads;
+    int const tiles_of_place = found.until - found.before;
+    int const within = position - found.before * heads;
     int const head = within / tiles_of_place;
     int const m = within - head * tiles_of_place;
     int const units_before = schedule.units_before(place);
@@ -59,7 +60,7 @@ HA_HOST_DEVICE PartedTile find_parted_tile(SplitCombineTask const& task, Sequenc
     tile = {place, head, m, units_before * heads + head * units_of_place + m * units, units};
     parted.parts = units;
   } else {
-    tile = unit_tile(schedule, place, tiles, position, heads);
+    tile = unit_tile(found, tiles, position, heads);
     bool const first_border = tile.begin < position && tile.begin >= chunks.begin(index);
     if (!first_border) { return parted; }
     parted.first_chunk = index;

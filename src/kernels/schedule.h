@@ -3,11 +3,12 @@
 // numbers are computed instead.
 //
 // A place is a position in the order of the sequences: those with many queries first (prefill), then those that fit in
-// one slab (decode); in each class the longest first. A unit is one key block of a tile, or one split of fixed size
-// (batch invariance). Numbers count one head group; all head groups of a place come one after another.
+// a tile for few (decode); in each class the longest first. A unit is one key block of a tile, or one split of fixed
+// size (batch invariance). Numbers count one head group; all head groups of a place come one after another.
 #pragma once
 
 #include "kernels/block_range.h"
+#include "kernels/fast_divmod.h"
 #include "kernels/host_device.h"
 #include "kernels/sequences.h"
 #include "kernels/tile_geometry.h"
@@ -50,20 +51,28 @@ HA_HOST_DEVICE constexpr SequenceWork sequence_work(TileShape const& shape, Mask
 // Which places a kernel takes.
 enum class Places { kAll, kPrefill, kDecode };
 
+// How a kernel shares the SMs with the other one of its call.
+enum class CardShare {
+  kAll,     // by turns: each CTA begins with the item of its own index
+  kLeaves,  // the first, bound by memory: CTAs that it can do without end at once
+  kTakes,   // the second: its CTAs start where SMs are left, then where they become free, so that none has an own item
+};
+
 struct ScheduleParams {
   int* metadata = nullptr;  // null: all sequences are alike
   int batch = 0;
   Places places = Places::kAll;
+  CardShare share = CardShare::kAll;
   SequenceWork alike{};  // without metadata
-  int head_groups = 1;
-  int ctas = 1;
+  FastDivmod head_groups;
+  int ctas = 1;  // of the grid
   bool may_split = false;
   bool always_split = false;     // by units also where the tiles fill the grid
   bool bound_by_memory = false;  // tiles of few queries
   bool fixed_splits = false;     // every unit is a split: its bits depend on its sequence alone
   int least_units = 1;           // of a CTA
   int max_splits = 0;            // 0: no bound
-  int most_tiles = 0;            // bounds for what damaged metadata may claim
+  int most_tiles = 0;            // bounds for what damaged metadata may claim, of one head group
   int most_units = 0;
 };
 
@@ -79,53 +88,131 @@ struct Chunks {
   HA_HOST_DEVICE constexpr int of(int unit) const { return unit / size; }
 };
 
+// What CTAs draw from: tiles or chunks. Where they draw from a counter, each takes items until it has drawn one too
+// many, and then the counter is back at 0.
+struct Draws {
+  int count = 0;
+  int ctas = 1;          // that take part: those of the smallest indices
+  bool own_item = true;  // each begins with the item of its own index
+  int* counter = nullptr;
+
+  static constexpr int kFromCounter = -1;
+
+  // What CTA `cta` takes in its round `round`.
+  HA_HOST_DEVICE constexpr int item(int cta, int round) const {
+    if (cta >= ctas || count <= 0) { return count; }
+    if (counter == nullptr || (own_item && round == 0)) { return cta + round * ctas; }
+    return own_item && count <= ctas ? count : kFromCounter;
+  }
+  HA_HOST_DEVICE constexpr int first_of_counter() const { return own_item ? ctas : 0; }
+  HA_HOST_DEVICE constexpr unsigned last_of_counter() const {
+    return static_cast<unsigned>(count - first_of_counter() + ctas - 1);
+  }
+};
+
 // Numbers of the places [begin, end) that a kernel takes, relative to the first.
 class Schedule {
  public:
-  HA_HOST_DEVICE explicit constexpr Schedule(ScheduleParams const& params) : params_(params), end_(params.batch) {
-    if (params.metadata == nullptr) { return; }
-    if (params.places != Places::kAll) {
+  HA_HOST_DEVICE explicit constexpr Schedule(ScheduleParams const& params)
+      : params_(params), end_(params.batch), ctas_(params.ctas) {
+    if (params.metadata != nullptr) {
       int const prefill = clamped(fact(kPrefillPlaces), 0, params.batch);
-      (params.places == Places::kPrefill ? end_ : begin_) = prefill;
+      if (params.places == Places::kPrefill) { end_ = prefill; }
+      if (params.places == Places::kDecode) { begin_ = prefill; }
+      if (begin_ > 0) {
+        tiles_base_ = at(kTilesUntil, begin_ - 1);
+        units_base_ = at(kUnitsUntil, begin_ - 1);
+      }
     }
-    tiles_base_ = begin_ == 0 ? 0 : at(kTilesUntil, begin_ - 1);
-    units_base_ = begin_ == 0 ? 0 : at(kUnitsUntil, begin_ - 1);
+    tiles_ = tiles_before(end_);
+    units_ = units_before(end_);
+    by_units_ = params.may_split && work_is_cut();
+    if (params.share == CardShare::kLeaves) { ctas_ = ctas_beside_prefill(); }
   }
 
   HA_HOST_DEVICE constexpr int begin() const { return begin_; }
   HA_HOST_DEVICE constexpr int end() const { return end_; }
 
+  // Of one head group.
   HA_HOST_DEVICE constexpr int tiles_before(int place) const {
     if (params_.metadata == nullptr) { return place * params_.alike.tiles; }
-    return place == begin_
-               ? 0
-               : clamped(static_cast<long long>(at(kTilesUntil, place - 1)) - tiles_base_, 0, bound_tiles());
+    if (place == begin_) { return 0; }
+    return clamped(static_cast<long long>(at(kTilesUntil, place - 1)) - tiles_base_, 0, params_.most_tiles);
   }
-
   HA_HOST_DEVICE constexpr int units_before(int place) const {
     if (params_.metadata == nullptr) { return place * params_.alike.tiles * params_.alike.units; }
-    return place == begin_
-               ? 0
-               : clamped(static_cast<long long>(at(kUnitsUntil, place - 1)) - units_base_, 0, bound_units());
+    if (place == begin_) { return 0; }
+    return clamped(static_cast<long long>(at(kUnitsUntil, place - 1)) - units_base_, 0, params_.most_units);
   }
 
   // Of all head groups.
-  HA_HOST_DEVICE constexpr int tiles() const { return tiles_before(end_) * params_.head_groups; }
-  HA_HOST_DEVICE constexpr int units() const { return units_before(end_) * params_.head_groups; }
+  HA_HOST_DEVICE constexpr int tiles() const { return tiles_ * params_.head_groups.divisor; }
+  HA_HOST_DEVICE constexpr int units() const { return units_ * params_.head_groups.divisor; }
 
   HA_HOST_DEVICE constexpr int sequence(int place) const {
     return params_.metadata == nullptr ? place : clamped(at(kSequenceAt, place), 0, params_.batch - 1);
   }
 
   // Work is shared out by units and tiles are cut; otherwise CTAs take whole tiles.
-  HA_HOST_DEVICE constexpr bool by_units() const {
-    if (!params_.may_split) { return false; }
+  HA_HOST_DEVICE constexpr bool by_units() const { return by_units_; }
+
+  // CTAs that take work.
+  HA_HOST_DEVICE constexpr int ctas() const { return ctas_; }
+
+  // How the units are cut into chunks: one for each CTA, or each unit by itself.
+  HA_HOST_DEVICE constexpr Chunks chunks() const {
+    int const all = units();
+    if (params_.fixed_splits) { return {all, 1, all}; }
+    int size = max_of(max_of(1, params_.least_units), ceil_div(all, ctas_));
+    if (params_.max_splits >= 2) { size = max_of(size, ceil_div(most_units(), params_.max_splits - 1)); }
+    return {all, size, ceil_div(all, size)};
+  }
+
+  HA_HOST_DEVICE constexpr Draws draws(int count) const {
+    return {count, ctas_, params_.share != CardShare::kTakes, counter()};
+  }
+
+ private:
+  HA_HOST_DEVICE constexpr int at(ScheduleArray array, int i) const {
+    return params_.metadata[1 + array * schedule_stride(params_.batch) + i];
+  }
+  HA_HOST_DEVICE constexpr int fact(ScheduleFact which) const { return at(kScheduleFacts, which); }
+
+  HA_HOST_DEVICE constexpr int* counter() const {
+    if (params_.metadata == nullptr || params_.places != Places::kDecode) { return params_.metadata; }
+    return params_.metadata + 1 + kScheduleFacts * schedule_stride(params_.batch) + kDecodeCounter;
+  }
+
+  HA_HOST_DEVICE constexpr int most_units() const {
+    if (params_.metadata == nullptr) { return params_.alike.units; }
+    if (params_.places == Places::kPrefill) { return fact(kMostUnitsPrefill); }
+    int const decode = fact(kMostUnitsDecode);
+    return params_.places == Places::kDecode ? decode : max_of(fact(kMostUnitsPrefill), decode);
+  }
+
+  // Of the places behind those of the kernel, which the other one takes; of all head groups.
+  HA_HOST_DEVICE constexpr long long units_behind() const {
+    int const of_group =
+        clamped(static_cast<long long>(at(kUnitsUntil, params_.batch - 1)) - units_base_ - units_, 0, 1 << 30);
+    return static_cast<long long>(of_group) * params_.head_groups.divisor;
+  }
+
+  // Sums that the bound cuts off would lose tiles.
+  HA_HOST_DEVICE constexpr bool units_fit() const {
+    if (params_.metadata == nullptr || begin_ == end_) { return true; }
+    return static_cast<long long>(at(kUnitsUntil, end_ - 1)) - units_base_ <= params_.most_units;
+  }
+
+  HA_HOST_DEVICE constexpr bool work_is_cut() const {
     if (params_.fixed_splits) { return true; }
     if (!units_fit()) { return false; }
     if (params_.always_split) { return true; }
+    long long const other = params_.share == CardShare::kTakes ? units_behind() : 0;
+    // A tile that takes longer than two CTAs' shares of all work. No division: a share is at most half of the tile.
+    long long const half = (most_units() - 1) >> 1;
+    if (params_.metadata != nullptr && units() + other <= half * params_.ctas) { return true; }
+    if (other > units()) { return false; }  // it ends earlier in any case
     int const all = max_of(1, tiles());
-    // A tile that takes longer than a block's share of all work.
-    if (params_.metadata != nullptr && most_units() > 2 * ceil_div(units(), params_.ctas)) { return true; }
     // Memory is nearly as fast for four ninths of the SMs as for all; arithmetic is not: whole tiles are as good where
     // they leave less than a seventh of the grid idle.
     if (params_.bound_by_memory) { return 9LL * all < 4LL * params_.ctas; }
@@ -133,47 +220,32 @@ class Schedule {
     return 7LL * all < 6 * rounds * params_.ctas;
   }
 
-  HA_HOST_DEVICE constexpr int* counter() const {
-    if (params_.metadata == nullptr || params_.places != Places::kDecode) { return params_.metadata; }
-    return params_.metadata + 1 + kScheduleFacts * schedule_stride(params_.batch) + kDecodeCounter;
-  }
-
-  // How the units are cut into chunks: one for each CTA, or each unit by itself.
-  HA_HOST_DEVICE constexpr Chunks chunks() const {
-    int const all = units();
-    if (params_.fixed_splits) { return {all, 1, all}; }
-    int size = max_of(max_of(1, params_.least_units), ceil_div(all, params_.ctas));
-    if (params_.max_splits >= 2) { size = max_of(size, ceil_div(most_units(), params_.max_splits - 1)); }
-    return {all, size, ceil_div(all, size)};
-  }
-
- private:
-  HA_HOST_DEVICE constexpr int at(ScheduleArray array, int i) const {
-    return params_.metadata[1 + array * schedule_stride(params_.batch) + i];
-  }
-  // Sums that the bound cuts off would lose tiles.
-  HA_HOST_DEVICE constexpr bool units_fit() const {
-    if (params_.metadata == nullptr || begin_ == end_) { return true; }
-    return static_cast<long long>(at(kUnitsUntil, end_ - 1)) - units_base_ <= bound_units();
-  }
-  HA_HOST_DEVICE constexpr int fact(ScheduleFact which) const { return at(kScheduleFacts, which); }
-  HA_HOST_DEVICE constexpr int bound_tiles() const { return params_.most_tiles / params_.head_groups; }
-  HA_HOST_DEVICE constexpr int bound_units() const { return params_.most_units / params_.head_groups; }
-
-  HA_HOST_DEVICE constexpr int most_units() const {
-    if (params_.metadata == nullptr) { return params_.alike.units; }
-    int const prefill = fact(kMostUnitsPrefill);
-    int const decode = fact(kMostUnitsDecode);
-    return params_.places == Places::kPrefill  ? prefill
-           : params_.places == Places::kDecode ? decode
-                                               : max_of(prefill, decode);
+  // As many as leave prefill the SMs on which it ends no later than decode, but at least three quarters, which read as
+  // fast as all: one reads 45 GB/s of an H200's 4,400. 128 rows take an SM about as long for a block of keys as its
+  // share of the memory takes to bring the block, so units of both kernels count alike. A wrong estimate costs little:
+  // idle SMs slow no memory, and prefill goes on where decode ends. Some more, if then the last round of tiles is full.
+  HA_HOST_DEVICE constexpr int ctas_beside_prefill() const {
+    int const prefill = units_base_;
+    if (prefill <= 0 || units_ <= 0) { return params_.ctas; }
+    int shift = 0;  // no division of 64 bits: it is a call that producers have no registers for
+    while (units_ >> shift >= 1 << 16) { ++shift; }
+    auto const share = static_cast<unsigned>(min_of(prefill, units_) >> shift) * static_cast<unsigned>(params_.ctas);
+    int const needed = static_cast<int>(share / static_cast<unsigned>(units_ >> shift));
+    int const ctas = max_of(ceil_div(3 * params_.ctas, 4), params_.ctas - needed);
+    if (by_units_ || tiles() <= 0) { return ctas; }
+    int const in_full_rounds = ceil_div(tiles(), max_of(1, tiles() / ctas));
+    return in_full_rounds <= ctas + (params_.ctas - ctas) / 2 ? in_full_rounds : ctas;
   }
 
   ScheduleParams const& params_;
   int begin_ = 0;
   int end_;
-  int tiles_base_ = 0;
+  int tiles_base_ = 0;  // of the places before the first
   int units_base_ = 0;
+  int tiles_ = 0;
+  int units_ = 0;
+  bool by_units_ = false;
+  int ctas_;
 };
 
 // A piece of a tile: what one CTA computes at a time.
@@ -187,6 +259,15 @@ struct WorkItem {
   int slot = -1;  // of the workspace that takes the partial result; -1: the item is the whole tile
 };
 
+// A place, and what of the list lies before it and up to its end: tiles or units, of one head group.
+struct FoundPlace {
+  int place = -1;
+  int before = 0;
+  int until = 0;
+
+  HA_HOST_DEVICE constexpr bool holds(int x) const { return place >= 0 && before <= x && x < until; }
+};
+
 // Where the units of the tile that holds unit `x` of the list begin and end, and which tile it is.
 struct UnitTile {
   int place;
@@ -196,18 +277,17 @@ struct UnitTile {
   int units;
 };
 
-// `tiles_of(place)`: query blocks of the sequence at a place. The units of a place are shared evenly among its tiles,
-// whatever the metadata says; what is left over belongs to no tile (m is past the last one).
-HA_HOST_DEVICE constexpr UnitTile unit_tile(Schedule const& schedule, int place, int tiles_of_place, int x,
-                                            int head_groups) {
-  int const before = schedule.units_before(place);
-  int const of_place = max_of(1, schedule.units_before(place + 1) - before);
-  int const within = x - before * head_groups;
+// `tiles`: query blocks of the sequence at the place. The units of a place are shared evenly among its tiles, whatever
+// the metadata says; what is left over belongs to no tile (m is past the last one).
+HA_HOST_DEVICE constexpr UnitTile unit_tile(FoundPlace const& found, int tiles, int x, int head_groups) {
+  int const of_place = max_of(1, found.until - found.before);
+  int const within = x - found.before * head_groups;
   int const head = within / of_place;
   int const in_head = within - head * of_place;
-  int const units = max_of(1, of_place / max_of(1, tiles_of_place));
+  if (tiles <= 1) { return {found.place, head, 0, x - in_head, of_place}; }
+  int const units = max_of(1, of_place / tiles);
   int const m = in_head / units;
-  return {place, head, m, x - (in_head - m * units), min_of(units, of_place - m * units)};
+  return {found.place, head, m, x - (in_head - m * units), min_of(units, of_place - m * units)};
 }
 
 // The slot of the part of a tile, beginning at `tile_begin`, that lies in `chunk`: a chunk cuts at most two tiles, the

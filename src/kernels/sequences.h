@@ -34,38 +34,24 @@ struct Sequence {
   int k_memory;  // keys from the first one on after which memory ends, so that TMA delivers zeros
 };
 
-HA_HOST_DEVICE constexpr int clamped(long long value, int low, int high) {
+template <class Integer>
+HA_HOST_DEVICE constexpr int clamped(Integer value, int low, int high) {
   return value < low ? low : value > high ? high : static_cast<int>(value);
 }
 
-// Loads come before anything that waits for one of them.
-HA_HOST_DEVICE constexpr Sequence sequence_at(SequenceParams const& p, int b) {
-  auto const load = [](int const* numbers, int i, int otherwise) {
-    return numbers != nullptr ? numbers[i] : otherwise;
-  };
-  int const q_begin = load(p.cu_seqlens_q, b, 0);
-  int const q_end = load(p.cu_seqlens_q, b + 1, p.seqlen_q);
-  int const k_begin = load(p.cu_seqlens_k, b, 0);
-  int const k_end = load(p.cu_seqlens_k, b + 1, p.seqused_k_all);
-  int const used_q = load(p.seqused_q, b, p.seqlen_q);
-  int const used_k = load(p.seqused_k, b, -1);
-  int const new_begin = load(p.cu_seqlens_k_new, b, 0);
-  int const new_end = load(p.cu_seqlens_k_new, b + 1, p.seqlen_k_new);
-  int const pad = load(p.cache_leftpad, b, 0);
-  int const cache = load(p.cache_batch_idx, b, b);
-  int const total_k = load(p.cp_tot_seqused_k, b, 0);
+HA_HOST_DEVICE constexpr int load_or(int const* numbers, int i, int otherwise) {
+  return numbers != nullptr ? numbers[i] : otherwise;
+}
 
-  Sequence s{b, {}, clamped(q_begin, 0, p.seqlen_q), p.cu_seqlens_q != nullptr ? 0 : b, 0, b, p.capacity_k};
-  s.len.q = clamped(static_cast<long long>(q_end) - s.q_row, 0, p.seqlen_q - s.q_row);
-  s.len.q = clamped(used_q, 0, s.len.q);
-
-  if (p.cu_seqlens_k != nullptr) {
-    s.k_batch = 0;
-    s.k_row = clamped(k_begin, 0, p.capacity_k);
-    s.k_memory = p.capacity_k - s.k_row;
-  }
-  s.len.k = clamped(static_cast<long long>(k_end) - s.k_row, 0, s.k_memory);
-  if (p.seqused_k != nullptr) { s.len.k = clamped(used_k, 0, s.k_memory); }
+// What a cache has beside the lengths. Apart, so that a batch without it does not walk through its instructions:
+// finding work takes issue slots and cache from the warps that compute.
+HA_HOST_DEVICE constexpr void apply_cache_params(SequenceParams const& p, Sequence& s) {
+  int const b = s.batch;
+  int const new_begin = load_or(p.cu_seqlens_k_new, b, 0);
+  int const new_end = load_or(p.cu_seqlens_k_new, b + 1, p.seqlen_k_new);
+  int const pad = load_or(p.cache_leftpad, b, 0);
+  int const cache = load_or(p.cache_batch_idx, b, b);
+  int const total_k = load_or(p.cp_tot_seqused_k, b, 0);
   long long const more = max_of(0, clamped(static_cast<long long>(new_end) - new_begin, 0, 1 << 30));
   s.len.k = clamped(s.len.k + more, 0, s.k_memory);
   if (p.cache_leftpad != nullptr) {
@@ -79,6 +65,30 @@ HA_HOST_DEVICE constexpr Sequence sequence_at(SequenceParams const& p, int b) {
     if (cache < 0 || cache >= p.cache_batches) { s.len.k = 0; }
   }
   s.len.k_total = p.cp_tot_seqused_k != nullptr ? clamped(total_k, 0, 1 << 29) : s.len.k;
+}
+
+// Loads come before anything that waits for one of them.
+HA_HOST_DEVICE constexpr Sequence sequence_at(SequenceParams const& p, int b) {
+  int const q_begin = load_or(p.cu_seqlens_q, b, 0);
+  int const q_end = load_or(p.cu_seqlens_q, b + 1, p.seqlen_q);
+  int const k_begin = load_or(p.cu_seqlens_k, b, 0);
+  int const k_end = load_or(p.cu_seqlens_k, b + 1, p.seqused_k_all);
+  int const used_q = load_or(p.seqused_q, b, p.seqlen_q);
+  int const used_k = load_or(p.seqused_k, b, -1);
+
+  Sequence s{};
+  s.batch = b;
+  s.q_batch = p.cu_seqlens_q != nullptr ? 0 : b;
+  s.q_row = clamped(q_begin, 0, p.seqlen_q);
+  s.len.q = clamped(used_q, 0, clamped(q_end, s.q_row, p.seqlen_q) - s.q_row);
+  s.k_batch = p.cu_seqlens_k != nullptr ? 0 : b;
+  s.k_row = clamped(k_begin, 0, p.capacity_k);
+  s.k_memory = p.capacity_k - s.k_row;
+  s.len.k = p.seqused_k != nullptr ? clamped(used_k, 0, s.k_memory) : clamped(k_end, s.k_row, p.capacity_k) - s.k_row;
+  s.len.k_total = s.len.k;
+  bool const plain = p.cu_seqlens_k_new == nullptr && p.cache_leftpad == nullptr && p.cache_batch_idx == nullptr &&
+                     p.cp_tot_seqused_k == nullptr && p.seqlen_k_new == 0;
+  if (!plain) { apply_cache_params(p, s); }
   return s;
 }
 

@@ -28,7 +28,9 @@ __global__ void __launch_bounds__(kSplitCombineThreads)
   warm_schedule(task.schedule, params.sequences);
   PartedTile const tile = find_parted_tile(task, params.sequences, sequence,
                                            static_cast<int>(blockIdx.x) - (second ? params.task[0].candidates : 0));
-  wait_for_prerequisites();  // the schedule and the lengths are older than the parts
+  // The schedule and the lengths are older than the parts. Blocks without a tile make room for others, but for one, so
+  // that this kernel ends last.
+  if (tile.place >= 0 || blockIdx.x + blockIdx.y == 0) { wait_for_prerequisites(); }
   if (tile.place < 0) { return; }
 
   int warps_per_row = 1;

@@ -7,7 +7,8 @@
 
 namespace hopper_attention {
 
-struct TileWork {
+// Aligned for wide copies.
+struct alignas(8) TileWork {
   int head = 0;  // head group
   int head_k = 0;
   QueryRange queries{0, -1};

@@ -31,24 +31,11 @@ HA_HOST_DEVICE int find_place(int begin, int end, int x, Until until) {
   return begin;
 }
 
-// A place, and what of the list lies before it and up to its end (tiles or units, of all head groups).
-struct FoundPlace {
-  int place = -1;
-  int before = 0;
-  int until = 0;
-
-  HA_HOST_DEVICE constexpr bool holds(int x) const { return place >= 0 && before <= x && x < until; }
-};
-
-// What CTAs draw from: tiles or chunks.
-struct Draws {
-  int count = 0;
-  int* counter = nullptr;
-};
-
 // Of a dense call whose CTAs take whole tiles: they follow from their index.
 class DenseWorkSource {
  public:
+  static constexpr bool kDraws = false;
+
   HA_HOST_DEVICE DenseWorkSource(AttentionParams const& params, int cta)
       : params_(params), scheduler_(params.scheduler, cta) {}
 
@@ -73,6 +60,8 @@ class DenseWorkSource {
 // tiles.
 class ClusterWorkSource {
  public:
+  static constexpr bool kDraws = false;
+
   HA_HOST_DEVICE ClusterWorkSource(AttentionParams const& params, int cta)
       : params_(params), tile_(params.cluster.first_tile(cta)) {
     int const rank = cta - tile_ * params.cluster.size;
@@ -105,19 +94,45 @@ class ClusterWorkSource {
   Sequence sequence_{};
 };
 
+// What a warp keeps in shared memory: all lanes read it, one writes.
+template <class T>
+class Kept {
+ public:
+  HA_HOST_DEVICE constexpr explicit Kept(T const& value) : value_(value) {}
+
+  HA_HOST_DEVICE T const& operator*() const { return value_; }
+  HA_HOST_DEVICE T const* operator->() const { return &value_; }
+
+  HA_HOST_DEVICE void set(T const& value) {
+#if defined(__CUDA_ARCH__)
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) { value_ = value; }
+    __syncwarp();
+#else
+    value_ = value;
+#endif
+  }
+
+ private:
+  T value_;
+};
+
+// Of the schedule. On the device it lies in shared memory, since producers have no registers for it; one lane makes it.
 class WorkSource {
  public:
+  static constexpr bool kDraws = true;  // items that another CTA could have
+
   HA_HOST_DEVICE WorkSource(AttentionParams const& params, int slabs)
       : params_(params), schedule_(params.schedule), queries_per_tile_(params.packing.queries_per_slab * slabs) {
-    by_units_ = schedule_.by_units();
-    if (by_units_) { chunks_ = schedule_.chunks(); }
-    draws_ = {by_units_ ? chunks_.count : schedule_.tiles(), schedule_.counter()};
+    if (schedule_.by_units()) { chunks_ = schedule_.chunks(); }
+    draws_ = schedule_.draws(schedule_.by_units() ? chunks_.count : schedule_.tiles());
   }
 
   // The next item and its sequence; item.place is -1 at the end. `draw(Draws)` hands out 0, 1, 2, ... among all CTAs.
+  // All lanes of a warp.
   template <class Draw>
   HA_HOST_DEVICE void next(WorkItem& item, Sequence& sequence, Draw draw) {
-    if (by_units_) {
+    if (schedule_.by_units()) {
       next_units(item, sequence, draw);
     } else {
       next_tile(item, sequence, draw(draws_));
@@ -125,82 +140,103 @@ class WorkSource {
   }
 
  private:
+  // Units of a chunk that the CTA has not taken yet.
+  struct Rest {
+    int chunk;
+    int next;
+    int end;
+  };
+
   HA_HOST_DEVICE void next_tile(WorkItem& item, Sequence& sequence, int index) {
     item = {};
     if (index < 0 || index >= draws_.count) { return; }
-    find(index, [&](int place) { return schedule_.tiles_before(place); });
-    if (!found_.holds(index)) { return; }
-    sequence = sequence_at(params_.sequences, schedule_.sequence(found_.place));
-    item.place = found_.place;
-    int const heads = params_.schedule.head_groups;
-    int const within = index - found_.before;
-    if (found_.until - found_.before == heads) {  // one tile for each
+    int const in_group = params_.schedule.head_groups.quotient(index);
+    // A place of few queries has one tile.
+    int const guess = params_.schedule.bound_by_memory ? schedule_.begin() + in_group : schedule_.end();
+    FoundPlace const found = find(in_group, guess, [&](int place) { return schedule_.tiles_before(place); });
+    if (!found.holds(in_group)) { return; }
+    sequence = sequence_at(params_.sequences, schedule_.sequence(found.place));
+    item.place = found.place;
+    int const heads = params_.schedule.head_groups.divisor;
+    int const within = index - found.before * heads;
+    int const tiles = found.until - found.before;
+    if (tiles == 1) {
       item.head = within;
       return;
     }
-    // Head groups whose K and V fit in L2 run together; in a pass query block by query block, the longest first.
-    int const tiles = (found_.until - found_.before) / heads;
-    int const fitting = params_.keys_in_l2 / max_of(1, sequence.len.k) * params_.sharing;
-    int const width = min_of(heads, max_of(params_.sharing, fitting));
-    int const pass = within / (width * tiles);
-    int const in_pass = within - pass * width * tiles;
-    int const pass_width = min_of(width, heads - pass * width);
-    int const m = in_pass / pass_width;
-    item.head = pass * width + in_pass - m * pass_width;
-    item.m = params_.mask.right == kUnlimited ? m : tiles - 1 - m;
+    // Head groups whose K and V fit in L2 run together; in a pass query block by query block.
+    int m = params_.schedule.head_groups.quotient(within);
+    int head = within - m * heads;
+    if (static_cast<long long>(sequence.len.k) * heads > static_cast<long long>(params_.keys_in_l2) * params_.sharing) {
+      int const fitting = params_.keys_in_l2 / max_of(1, sequence.len.k) * params_.sharing;
+      int const width = min_of(heads, max_of(params_.sharing, fitting));
+      int const pass = within / (width * tiles);
+      int const in_pass = within - pass * width * tiles;
+      int const pass_width = min_of(width, heads - pass * width);
+      m = in_pass / pass_width;
+      head = pass * width + in_pass - m * pass_width;
+    }
+    item.head = head;
+    // In every other place the shortest first: a CTA's tiles are about a grid apart in the list, and those of
+    // neighbouring places would be alike. The last place ends with its shortest.
+    bool const turned = (schedule_.end() - found.place) % 2 == 0;
+    item.m = (params_.mask.right == kUnlimited) != turned ? m : tiles - 1 - m;
   }
 
   template <class Draw>
   HA_HOST_DEVICE void next_units(WorkItem& item, Sequence& sequence, Draw draw) {
     item = {};
-    if (next_ >= end_) {
-      chunk_ = draw(draws_);
-      if (chunk_ < 0 || chunk_ >= chunks_.count) { return; }
-      next_ = chunks_.begin(chunk_);
-      end_ = chunks_.begin(chunk_ + 1);
-      if (next_ >= end_) { return; }
+    Rest rest = *rest_;
+    if (rest.next >= rest.end) {
+      rest.chunk = draw(draws_);
+      if (rest.chunk < 0 || rest.chunk >= chunks_.count) { return; }
+      rest.next = chunks_.begin(rest.chunk);
+      rest.end = chunks_.begin(rest.chunk + 1);
+      if (rest.next >= rest.end) { return; }
     }
-    int const heads = params_.schedule.head_groups;
-    find(next_, [&](int place) { return schedule_.units_before(place); });
-    if (!found_.holds(next_)) { return; }
-    sequence = sequence_at(params_.sequences, schedule_.sequence(found_.place));
-    int const tiles = ceil_div(sequence.len.q, queries_per_tile_);
-    UnitTile const tile = unit_tile(schedule_, found_.place, tiles, next_, heads);
-    int const first = next_ - tile.begin;
-    int const last = params_.schedule.fixed_splits ? first + 1 : min_of(tile.units, end_ - tile.begin);
+    int const in_group = params_.schedule.head_groups.quotient(rest.next);
+    FoundPlace const found = find(in_group, schedule_.end(), [&](int place) { return schedule_.units_before(place); });
+    if (!found.holds(in_group)) { return; }
+    sequence = sequence_at(params_.sequences, schedule_.sequence(found.place));
+    int const tiles =
+        sequence.len.q <= queries_per_tile_ ? min_of(sequence.len.q, 1) : ceil_div(sequence.len.q, queries_per_tile_);
+    UnitTile const tile = unit_tile(found, tiles, rest.next, params_.schedule.head_groups.divisor);
+    int const first = rest.next - tile.begin;
+    int const last = params_.schedule.fixed_splits ? first + 1 : min_of(tile.units, rest.end - tile.begin);
     bool const whole = first == 0 && last == tile.units;
-    int const slot = params_.schedule.fixed_splits ? next_ : slot_of(chunks_, chunk_, tile.begin);
-    item = {found_.place, tile.head, tile.m, first, last, tile.units, whole ? -1 : slot};
-    next_ = tile.begin + last;
+    int const slot = params_.schedule.fixed_splits ? rest.next : slot_of(chunks_, rest.chunk, tile.begin);
+    item = {found.place, tile.head, tile.m, first, last, tile.units, whole ? -1 : slot};
+    rest.next = tile.begin + last;
+    rest_.set(rest);
   }
 
-  // Sets found_ to the place that holds entry `x` of the list. Mostly it is the one of the entry before. In damaged
-  // metadata none may hold it.
+  // The place that holds entry `x` of the list of one head group: mostly that of the entry before, else mostly `guess`
+  // (the end: there is none). In damaged metadata none may hold it.
   template <class Before>
-  HA_HOST_DEVICE void find(int x, Before before) {
-    if (found_.holds(x)) { return; }
-    int const heads = params_.schedule.head_groups;
+  HA_HOST_DEVICE FoundPlace find(int x, int guess, Before before) {
+    if (found_->holds(x)) { return *found_; }
+    auto const at = [&](int place) { return FoundPlace{place, before(place), before(place + 1)}; };
+    FoundPlace found;
     if (params_.schedule.metadata == nullptr) {
-      int const each = max_of(1, before(1) * heads);
-      int const place = x / each;
-      found_ = {place, place * each, (place + 1) * each};
-      return;
+      found = at(x / max_of(1, before(1)));
+    } else {
+      if (guess < schedule_.end()) { found = at(guess); }
+      if (!found.holds(x)) {
+        int const place = find_place(schedule_.begin(), schedule_.end(), x, [&](int p) { return before(p + 1); });
+        found = place < schedule_.end() ? at(place) : FoundPlace{};
+      }
     }
-    int const place = find_place(schedule_.begin(), schedule_.end(), x / heads, [&](int p) { return before(p + 1); });
-    found_ = {place, 0, 0};
-    if (place < schedule_.end()) { found_ = {place, before(place) * heads, before(place + 1) * heads}; }
+    found_.set(found);
+    return found;
   }
 
   AttentionParams const& params_;
   Schedule schedule_;
   int queries_per_tile_;
-  bool by_units_ = false;
   Chunks chunks_{};
-  Draws draws_{};
-  int chunk_ = 0;
-  int next_ = 0;  // unit at which the CTA goes on
-  int end_ = 0;
-  FoundPlace found_;
+  Draws draws_;
+  Kept<Rest> rest_{Rest{0, 0, 0}};
+  Kept<FoundPlace> found_{FoundPlace{}};
 };
 
 }  // namespace hopper_attention

@@ -109,8 +109,7 @@ struct ListedItem {
 };
 
 // The first items of a CTA, whose draws are `cta`, `cta + ctas`, ... All lanes of a warp.
-HA_HOST_DEVICE void list_items(AttentionParams const& params, int slabs, int cta, ListedItem* items) {
-  WorkSource source(params, slabs);
+HA_HOST_DEVICE void list_items(AttentionParams const& params, WorkSource& source, int cta, ListedItem* items) {
   int round = 0;
   auto const draw = [&](Draws const&) { return cta + round++ * params.schedule.ctas; };
   for (int i = 0; i < kMostItems; ++i) {
@@ -123,7 +122,11 @@ HA_HOST_DEVICE void list_items(AttentionParams const& params, int slabs, int cta
 }
 
 __global__ void list_all(__grid_constant__ AttentionParams const params, int slabs, ListedItem* items) {
-  list_items(params, slabs, static_cast<int>(blockIdx.x), items + blockIdx.x * kMostItems);
+  __shared__ alignas(WorkSource) char memory[sizeof(WorkSource)];
+  if (threadIdx.x == 0) { new (memory) WorkSource(params, slabs); }
+  __syncwarp();
+  list_items(params, *reinterpret_cast<WorkSource*>(memory), static_cast<int>(blockIdx.x),
+             items + blockIdx.x * kMostItems);
 }
 
 // The same of a grid of clusters.
@@ -251,12 +254,12 @@ int check_schedules() {
       work.schedule.metadata = metadata.data();
       work.schedule.batch = batch;
       work.schedule.places = round % 2 == 0 ? Places::kDecode : Places::kPrefill;
-      work.schedule.head_groups = 1 + up_to(7);
+      work.schedule.head_groups = FastDivmod(1 + up_to(7));
       work.schedule.ctas = 132;
       work.schedule.may_split = work.schedule.always_split = round % 3 != 0;
       work.schedule.fixed_splits = fixed != 0;
       work.schedule.least_units = fixed == 0 ? 2 : 1;
-      work.schedule.most_tiles = work.schedule.most_units = 1 << 28;
+      work.schedule.most_tiles = work.schedule.most_units = 1 << 25;
       int const slabs = work.schedule.places == Places::kDecode ? 1 : 2;
       std::size_t const count = std::size_t{132} * kMostItems;
       std::vector<ListedItem> wanted(count);
@@ -267,7 +270,8 @@ int check_schedules() {
       work.sequences = host.sequences;
       work.schedule.metadata = expected.data();
       for (int cta = 0; cta < 132; ++cta) {
-        list_items(work, slabs, cta, wanted.data() + std::size_t{kMostItems} * cta);
+        WorkSource source(work, slabs);
+        list_items(work, source, cta, wanted.data() + std::size_t{kMostItems} * cta);
       }
       if (std::memcmp(found.data(), wanted.data(), count * sizeof(ListedItem)) != 0 && ++wrong <= 5) {
         std::fprintf(stderr, "batch %d, round %d: host and device find different items\n", batch, round);

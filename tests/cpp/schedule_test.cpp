@@ -72,7 +72,9 @@ ScheduleParams schedule_of(Call& call, KernelPlan const& kernel) {
              : kernel.family == KernelFamily::kPrefill ? Places::kPrefill
                                                        : Places::kDecode;
   p.alike = sequence_work(shape, call.problem.mask, {call.problem.seqlen_q, call.problem.seqlen_k});
-  p.head_groups = call.problem.heads_q / plan.packed_heads;
+  int const head_groups = call.problem.heads_q / plan.packed_heads;
+  p.share = card_share(plan, kernel);
+  p.head_groups = FastDivmod(head_groups);
   p.ctas = kernel.ctas;
   p.may_split = kernel.may_split;
   p.always_split = plan.forces_splits;
@@ -80,8 +82,8 @@ ScheduleParams schedule_of(Call& call, KernelPlan const& kernel) {
   p.fixed_splits = plan.fixed_splits;
   p.least_units = plan.fixed_splits ? 1 : kLeastUnits;
   p.max_splits = plan.max_splits;
-  p.most_tiles = static_cast<int>(kernel.most_tiles);
-  p.most_units = static_cast<int>(kernel.most_units);
+  p.most_tiles = static_cast<int>(kernel.most_tiles / head_groups);
+  p.most_units = static_cast<int>(kernel.most_units / head_groups);
   return p;
 }
 
@@ -113,7 +115,10 @@ ScheduleKernelParams schedule_kernel_of(Call const& call) {
     return tile_shape(find_tile(call.problem.head_dim, call.problem.head_dim_v, use)->tile,
                       scheduled_packing(call.problem.heads_q, call.problem.heads_k), call.plan.fixed_splits);
   };
-  return {call.sequences, call.problem.mask, shape(TileUse::kRagged), shape(TileUse::kDecode), nullptr};
+  Problem const& problem = call.problem;
+  int const packed = scheduled_packing(problem.heads_q, problem.heads_k);
+  TileUse const few = few_queries_use(problem.head_dim, problem.head_dim_v, packed, call.plan.fixed_splits);
+  return {call.sequences, problem.mask, shape(TileUse::kRagged), shape(few), nullptr};
 }
 
 struct Request {
@@ -272,10 +277,11 @@ struct Done {
   int index;  // of the tile in the list; -1 where work is shared out by units
 };
 
-enum class Turn { kRandom, kLeastLoaded };
+enum class Turn { kRandom, kLeastLoaded, kLastFirst };
 
-// Runs all CTAs of a kernel, each as the scheduler warp of attention_kernel.h does, in a random order or as if every
-// unit took the same time; fills `done`. Returns what is wrong; empty if nothing is.
+// Runs all CTAs of a kernel, each as the scheduler warp of attention_kernel.h does, in a random order, as if every unit
+// took the same time, or so that the last CTA ends before another begins; fills `done`. Returns what is wrong; empty if
+// nothing is.
 std::string run_kernel(AttentionParams const& params, KernelPlan const& kernel, Random& random, Turn turn,
                        std::vector<Done>& done) {
   int const slabs = slabs_of(kernel.tile);
@@ -286,9 +292,13 @@ std::string run_kernel(AttentionParams const& params, KernelPlan const& kernel, 
   };
   std::vector<Cta> ctas;
   std::set<std::pair<std::int64_t, int>> running;  // by units done, or by a random number
+  auto const next_turn = [&](std::int64_t key, int c, int units) {
+    if (turn == Turn::kLastFirst) { return c + 1 == kernel.ctas ? std::int64_t{-1} : key; }
+    return turn == Turn::kRandom ? static_cast<std::int64_t>(random()) : key + units;
+  };
   for (int c = 0; c < kernel.ctas; ++c) {
     ctas.push_back({WorkSource(params, slabs)});
-    running.insert({turn == Turn::kRandom ? static_cast<std::int64_t>(random()) : 0, c});
+    running.insert({next_turn(0, c, 0), c});
   }
   std::map<int*, unsigned> counters;
   while (!running.empty()) {
@@ -296,27 +306,25 @@ std::string run_kernel(AttentionParams const& params, KernelPlan const& kernel, 
     running.erase(running.begin());
     int index = -1;
     auto const draw = [&, number = c](Draws const& draws) {
-      int const own = number + ctas[static_cast<std::size_t>(number)].round++ * params.schedule.ctas;
-      if (own < params.schedule.ctas || draws.counter == nullptr || draws.count <= params.schedule.ctas) {
-        return index = own;
-      }
+      index = draws.item(number, ctas[static_cast<std::size_t>(number)].round++);
+      if (index != Draws::kFromCounter) { return index; }
       unsigned& counter = counters[draws.counter];  // atomicInc
       unsigned const old = counter;
-      counter = old >= static_cast<unsigned>(draws.count - 1) ? 0 : old + 1;
-      return index = params.schedule.ctas + static_cast<int>(old);
+      counter = old >= draws.last_of_counter() ? 0 : old + 1;
+      return index = draws.first_of_counter() + static_cast<int>(old);
     };
     WorkItem item;
     Sequence sequence{};
     ctas[static_cast<std::size_t>(c)].source.next(item, sequence, draw);
     if (item.place < 0) { continue; }
     if (static_cast<std::int64_t>(done.size()) >= most_items) { return "more items than there can be"; }
-    if (item.place >= params.schedule.batch || item.head < 0 || item.head >= params.schedule.head_groups ||
+    if (item.place >= params.schedule.batch || item.head < 0 || item.head >= params.schedule.head_groups.divisor ||
         item.m < 0 || item.first < 0 || item.first >= item.last || item.last > item.units) {
       return "an item out of bounds";
     }
     if (item.slot < -1 || item.slot >= kernel.partial_slots) { return "a slot out of bounds"; }
     done.push_back({item, tile_work(params, slabs, kernel.tile.keys, item, sequence), c, index});
-    running.insert({turn == Turn::kRandom ? static_cast<std::int64_t>(random()) : key + item.last - item.first, c});
+    running.insert({next_turn(key, c, item.last - item.first), c});
   }
   for (auto const& [counter, value] : counters) {
     int const* const end = params.schedule.metadata + 1 + 4 * schedule_stride(params.schedule.batch);
@@ -354,7 +362,7 @@ std::string coverage_fault(Call const& call, KernelPlan const& kernel, Attention
   int const groups = call.problem.heads_q / call.plan.packed_heads;
   int const queries = params.packing.queries_per_slab * slabs_of(kernel.tile);
   bool const by_cluster = params.cluster.on();
-  int const few = kSlabRows / call.plan.packed_heads;
+  int const few = schedule_kernel_of(call).decode.queries;
   std::size_t expected = 0;
   for (int b = 0; b < call.problem.batch; ++b) {
     Sequence const sequence = sequence_at(call.sequences, b);
@@ -517,10 +525,33 @@ std::string share_fault(AttentionParams const& params, KernelPlan const& kernel,
   Load const load = load_of(params.schedule.ctas, done);
   if (load.all != schedule.units()) { return "units are missing"; }
   bool const bounded = params.schedule.max_splits >= 2;
-  int const mean = ceil_div(schedule.units(), params.schedule.ctas);
+  int const mean = ceil_div(schedule.units(), schedule.ctas());
   if (!bounded && load.most > std::max(mean, params.schedule.least_units)) { return "a CTA has too much work"; }
   for (auto const& [name, parts] : tiles) {
     if (bounded && static_cast<int>(parts.size()) > params.schedule.max_splits) { return "too many parts"; }
+  }
+  return "";
+}
+
+// Of two kernels the first leaves SMs to the second, whose CTAs may start at any time.
+std::string card_share_fault(AttentionParams const& params, KernelPlan const& kernel, Random& random,
+                             std::vector<Done> const& done) {
+  Schedule const schedule(params.schedule);
+  if (params.schedule.share == CardShare::kLeaves) {
+    if (schedule.ctas() < 1 || schedule.ctas() > kernel.ctas) { return "a share of the card that is none"; }
+    for (Done const& d : done) {
+      if (d.cta >= schedule.ctas()) { return "a CTA that leaves its SM has work"; }
+    }
+  } else if (schedule.ctas() != kernel.ctas) {
+    return "SMs are left to nobody";
+  }
+  if (params.schedule.share == CardShare::kTakes) {
+    std::vector<Done> by_last;
+    std::string const fault = run_kernel(params, kernel, random, Turn::kLastFirst, by_last);
+    if (!fault.empty()) { return fault; }
+    for (Done const& d : by_last) {
+      if (d.cta + 1 != kernel.ctas) { return "an item that waits for a CTA which may start late"; }
+    }
   }
   return "";
 }
@@ -549,6 +580,7 @@ std::string call_fault(Call& call, Random& random, Seen& seen) {
     auto const tiles = parts_of_tiles(done);
     fault = coverage_fault(call, kernel, params, tiles);
     if (fault.empty()) { fault = slot_fault(done); }
+    if (fault.empty()) { fault = card_share_fault(params, kernel, random, done); }
     if (fault.empty() && kernel.may_split) { fault = combine_fault(call, kernel, tiles); }
     bool const by_units = schedule.by_units();
     bool const fixed = params.schedule.fixed_splits && by_units;
@@ -661,6 +693,31 @@ TEST_CASE(
   CHECK(idle > 1000);
 }
 
+TEST_CASE("two kernels: decode leaves prefill the SMs that it needs, and keeps those that read nearly as fast as all") {
+  auto const ctas_of_decode = [](int prompts, int prompt_length, int singles, int keys, int head_dim) {
+    Request r;
+    std::tie(r.heads_q, r.heads_k) = std::pair(32, 8);
+    r.head_dim = head_dim;
+    r.options.num_splits = 0;
+    r.options.causal = true;
+    r.lengths.assign(static_cast<std::size_t>(prompts), SeqlenQK{prompt_length, prompt_length});
+    r.lengths.insert(r.lengths.end(), static_cast<std::size_t>(singles), SeqlenQK{1, keys});
+    r.slack = 64;  // the bound lets all have many queries
+    Call call;
+    make_call(r, call);
+    REQUIRE(call.plan.kernels.size() == 2);
+    return Schedule(schedule_of(call, call.plan.kernels[1])).ctas();
+  };
+  CHECK(ctas_of_decode(0, 0, 62, 4096, 128) == 132);  // nobody takes what it would leave
+  // 2 x 32 tiles of up to 8 blocks beside 62 of 32, for each K/V head, would be 34 SMs, more than a quarter. 496 tiles
+  // on 99 would leave one for a sixth round.
+  CHECK(ctas_of_decode(2, 1024, 62, 4096, 128) == 100);
+  CHECK(ctas_of_decode(1, 512, 32, 8192, 128) == 128);  // 16 x 4 units beside 32 x 64: 4 SMs
+  CHECK(ctas_of_decode(8, 4096, 59, 2048, 128) == 99);  // three quarters; 118 for full rounds would leave too few
+  CHECK(ctas_of_decode(8, 4096, 2, 32768, 128) == 99);  // in parts
+  CHECK(ctas_of_decode(2, 1024, 62, 4096, 64) == 264);  // two decode CTAs share an SM: none would be left
+}
+
 TEST_CASE("schedule: fixed splits of a sequence follow from the sequence alone") {
   Random random(2);
   int parts = 0;
@@ -743,7 +800,7 @@ TEST_CASE("schedule: damaged metadata leads to no place outside, no slot outside
         PartedTile const tile = find_parted_tile(task, call.sequences, sequence, candidate);
         if (tile.place < 0) { continue; }
         REQUIRE((tile.place < call.problem.batch && tile.parts >= 1));
-        REQUIRE((tile.head >= 0 && tile.head < params.schedule.head_groups));
+        REQUIRE((tile.head >= 0 && tile.head < params.schedule.head_groups.divisor));
         REQUIRE((tile.m >= 0 && tile.m * task.queries_per_slab * task.slabs < sequence.len.q));
         for (int part : {0, tile.parts - 1}) {
           REQUIRE((tile.slot(part) >= 0 && tile.slot(part) < kernel.partial_slots));
