@@ -135,26 +135,13 @@ TEST_CASE("plan: the costs in the table choose the tiles that were measured to b
     int seqlen;
     char const* tile;
   };
-  for (Case const c : {Case{64, false, 512, "192x128"},
-                       {64, false, 1024, "192x128"},
-                       {64, false, 16384, "192x128"},
-                       {64, true, 512, "128x128"},
-                       {64, true, 1024, "128x128"},
-                       {64, true, 4096, "192x128"},
-                       {64, true, 16384, "192x128"},
-                       {96, false, 512, "128x128"},
-                       {96, false, 4096, "192x96"},
-                       {96, true, 1024, "128x128"},
-                       {96, true, 4096, "128x128"},
-                       {128, false, 512, "128x128"},
-                       {128, false, 2048, "128x128"},
-                       {128, false, 4096, "128x128"},
-                       {128, false, 8192, "128x176"},
-                       {128, false, 16384, "128x176"},
-                       {128, true, 512, "128x128"},
-                       {128, true, 4096, "128x128"},
-                       {128, true, 8192, "128x128"},
-                       {128, true, 16384, "128x176"}}) {
+  for (Case const c : {Case{64, false, 512, "192x128"}, {64, false, 1024, "192x128"},  {64, false, 16384, "192x128"},
+                       {64, true, 512, "128x128"},      {64, true, 1024, "128x128"},   {64, true, 4096, "192x128"},
+                       {64, true, 16384, "192x128"},    {96, false, 512, "128x128"},   {96, false, 4096, "192x96"},
+                       {96, true, 1024, "128x128"},     {96, true, 4096, "128x128"},   {128, false, 512, "128x128"},
+                       {128, false, 2048, "128x128"},   {128, false, 4096, "128x128"}, {128, false, 8192, "128x176"},
+                       {128, false, 16384, "128x176"},  {128, true, 512, "128x128"},   {128, true, 4096, "128x128"},
+                       {128, true, 8192, "128x128"},    {128, true, 16384, "128x176"}}) {
     Problem const p = problem(1, c.seqlen, c.seqlen, 16, 16, c.head_dim, c.causal);
     CAPTURE(plan(p, card(132)).explain());
     CHECK(tile_of(p) == c.tile);
@@ -462,7 +449,8 @@ TEST_CASE("plan: tiles of a ragged call follow from the head dims and the class 
           // Head dims without a tile of few rows have those of 64.
           bool const known = find_tile(head_dim, head_dim, TileUse::kFewRows)->tile.head_dim ==
                              find_tile(head_dim, head_dim, TileUse::kDecode)->tile.head_dim;
-          // Beside prefill those with few queries are those that 16 rows hold; without, all may have as many as 64 hold.
+          // Beside prefill those with few queries are those that 16 rows hold; without, all may have as many as 64
+          // hold.
           bool const many_without_prefill = 4 * seqlen_q > 16 && 4 * seqlen_q <= 64;
           bool const few = !many_without_prefill && !batch_invariant && known;
           for (KernelPlan const& kernel : plan(p, card(114)).kernels) {
