@@ -274,3 +274,16 @@ def test_a_failing_allocation_is_raised(world, monkeypatch):
         monkeypatch.undo()
         gpu.use_torch.__wrapped__()
     assert _core.launches() == 0
+
+
+def test_the_reliability_sections_watch_what_the_short_way_allocates(monkeypatch):
+    from reliability import _memory
+
+    seen = []
+    with monkeypatch.context() as spied:
+        spied.setattr(_core, "use_torch", lambda **given: seen.append(given["empty_like"]))
+        before = torch.empty_like
+        with _memory.watched():
+            guarded = torch.empty_like
+    assert guarded is not before and seen == [guarded, before]
+    _memory.hand_over()

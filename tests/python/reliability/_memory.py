@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from gpu import support
+from hopper_attention import gpu as library
 
 GUARD = 1 << 16  # bytes before and after each tensor
 ALIGNMENT = 256
@@ -101,10 +102,18 @@ def watched(band: int = 0xA5, inside: int = 0xFF) -> Iterator[Allocations]:
         return found.room(empty(x.shape, dtype=options.get("dtype") or x.dtype, device="meta"))
 
     torch.empty, torch.empty_like = guarded_empty, guarded_empty_like
+    hand_over()
     try:
         yield found
     finally:
         torch.empty, torch.empty_like = empty, empty_like
+        hand_over()
+
+
+def hand_over() -> None:
+    """The functions of torch as they are now, to the library, which keeps some of them."""
+    library.use_torch.cache_clear()
+    library.use_torch()
 
 
 def different(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
