@@ -2,6 +2,8 @@
 // device.
 #pragma once
 
+#include <cstdint>
+
 #include "kernels/interval_mask.h"
 
 namespace hopper_attention {
@@ -48,6 +50,9 @@ HA_HOST_DEVICE constexpr BlockRange block_range(MaskParams const& mask, int firs
 HA_HOST_DEVICE constexpr int scaled_cut(int x, int units, int blocks) {
   if (units == blocks || x == 0) { return x; }
   if (x >= units) { return blocks; }
+  if ((units & (units - 1)) == 0) {  // as the CTAs of clusters: a division takes as long as all else here
+    return static_cast<int>(static_cast<std::int64_t>(x) * blocks >> log2_of(units));
+  }
   int shift = 0;
   while ((max_of(units, blocks) >> shift) >= 1 << 16) { ++shift; }
   unsigned const product = static_cast<unsigned>(x >> shift) * static_cast<unsigned>(blocks >> shift);

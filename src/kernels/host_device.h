@@ -1,6 +1,8 @@
 // Lets plain functions serve host and device; code that includes this compiles without CUDA.
 #pragma once
 
+#include <bit>
+
 #if defined(__CUDACC__)
 #define HA_HOST_DEVICE __host__ __device__ __forceinline__
 #else
@@ -19,5 +21,14 @@ HA_HOST_DEVICE constexpr int floor_div(int a, int b) { return a / b - (a % b < 0
 
 HA_HOST_DEVICE constexpr int min_of(int a, int b) { return a < b ? a : b; }
 HA_HOST_DEVICE constexpr int max_of(int a, int b) { return a > b ? a : b; }
+
+// Rounded down, for x > 0.
+HA_HOST_DEVICE constexpr int log2_of(int x) {
+#if defined(__CUDA_ARCH__)
+  return 31 - __clz(x);
+#else
+  return std::bit_width(static_cast<unsigned>(x)) - 1;
+#endif
+}
 
 }  // namespace hopper_attention
