@@ -23,6 +23,8 @@ struct TmaLoader {
   static constexpr uint64_t kKeep = static_cast<uint64_t>(TMA::CacheHintSm90::EVICT_LAST);     // read by many tiles
   static constexpr uint64_t kHintKeys = Traits::kKeysReadOnce ? kStream : kKeep;
 
+  static constexpr int kBoxesAtOnce = 4;  // one by one, each would wait for the registers of the one before
+
   LoadParams const& params;
   SharedStorage& shared;
   int lane;
@@ -50,21 +52,18 @@ struct TmaLoader {
   // pages the values are left to the warp that hides them: a block then is many boxes.
   __device__ __forceinline__ void load_keys_values(TileWork const& work, State& write) const {
     BlockRange const range = work.range;
-    int current = page_of(work, range.end - 1);
-    int next = page_of(work, range.end - 2);
-    load_k(work, range.end - 1, current, write);
-    ++write;
-    for (int n = range.end - 1; n > range.begin; --n) {
-      int const ahead = page_of(work, n - 2);  // long before it is needed
-      load_k(work, n - 1, next, write);
-      ++write;
-      if (!paged()) { load_v(work, n, current, write); }
-      ++write;
-      current = next;
-      next = ahead;
+    int page = page_of(work, range.end - 1);
+    for (int n = range.end - 1; n >= range.begin - 1; --n) {
+      if (n >= range.begin) {
+        load_k(work, n, page, write);
+        ++write;
+      }
+      if (n + 1 < range.end) {
+        if (!paged()) { load_v(work, n + 1, page, write); }
+        ++write;
+      }
+      page = page_of(work, n - 1);
     }
-    if (!paged()) { load_v(work, range.begin, current, write); }
-    ++write;
   }
 
   // Zeroes the rows of V outside the keys that the tile sees: their probabilities are 0, but 0 x NaN is NaN. Called by
@@ -160,14 +159,23 @@ struct TmaLoader {
     int const own_row = p.size.remainder(place + lane * p.box_keys);
     int const head = work.head_k;
     CUTE_NO_UNROLL
-    for (int box = 0; box * p.box_keys < Traits::kKeys; ++box) {
-      int const page_of_box = __shfl_sync(0xffffffff, page, box);
-      int const row = __shfl_sync(0xffffffff, own_row, box);
-      Element* const to = slot + box * p.box_keys * kSlabColumns;
-      if (cute::elect_one_sync()) {
+    for (int first = 0; first * p.box_keys < Traits::kKeys; first += kBoxesAtOnce) {
+      int page_of_box[kBoxesAtOnce];
+      int row[kBoxesAtOnce];
+      CUTE_UNROLL
+      for (int i = 0; i < kBoxesAtOnce; ++i) {
+        page_of_box[i] = __shfl_sync(0xffffffff, page, first + i);
+        row[i] = __shfl_sync(0xffffffff, own_row, first + i);
+      }
+      if (!cute::elect_one_sync()) { continue; }
+      CUTE_UNROLL
+      for (int i = 0; i < kBoxesAtOnce; ++i) {
+        int const key = (first + i) * p.box_keys;
+        if (key >= Traits::kKeys) { break; }
         CUTE_UNROLL
         for (int c = 0; c < kColumns; c += kSlabColumns) {
-          SM90_TMA_LOAD_4D::copy(&map, &arrival, kHintKeys, to + c * Traits::kKeys, c, row, head, page_of_box);
+          SM90_TMA_LOAD_4D::copy(&map, &arrival, kHintKeys, slot + key * kSlabColumns + c * Traits::kKeys, c, row[i],
+                                 head, page_of_box[i]);
         }
       }
     }
