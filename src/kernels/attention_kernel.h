@@ -54,6 +54,18 @@ __device__ __forceinline__ void setup_barriers(typename Traits::SharedStorage& s
   cutlass::arch::fence_barrier_init();
 }
 
+// Before anything that the kernel before wrote is read, or what that one reads is written.
+__device__ __forceinline__ void start(AttentionParams const& params) {
+  if (params.wait_at_start) { wait_for_prerequisites(); }
+  start_dependents();  // which may read the schedule at once
+}
+
+// The same in each role of the warps of a decode kernel: what comes before runs beside the kernel before.
+template <class Traits>
+__device__ __forceinline__ void start_role(AttentionParams const& params) {
+  if constexpr (Traits::kDecode) { start(params); }
+}
+
 // Publishes the items of `source`, one after the other, and that there are no more.
 template <class Traits, class Source, class Draw>
 __device__ __forceinline__ void publish(AttentionParams const& params, typename Traits::SharedStorage& shared,
@@ -104,11 +116,14 @@ __device__ __forceinline__ void schedule(AttentionParams const& params, typename
   };
   if (Traits::kDecode && params.cluster.on()) {
     ClusterWorkSource source(params, blockIdx.x);
+    start_role<Traits>(params);
     publish<Traits>(params, shared, source, draw);
   } else if (!Traits::kListed || !params.listed) {
     DenseWorkSource source(params, blockIdx.x);
+    start_role<Traits>(params);
     publish<Traits>(params, shared, source, draw);
   } else {
+    start_role<Traits>(params);
     warm_schedule(params.schedule, params.sequences);
     if (threadIdx.x % 32 == 0) { new (shared.source) WorkSource(params, Traits::kConsumerWarpgroups); }
     __syncwarp();
@@ -149,6 +164,7 @@ template <class Traits>
 __device__ __forceinline__ void produce(AttentionParams const& params, typename Traits::SharedStorage& shared) {
   TmaLoader<Traits> const loader{params.load, shared, static_cast<int>(threadIdx.x % 32)};
   auto const warp = static_cast<ProducerWarp>(cutlass::canonical_warp_idx_sync());
+  if (warp != ProducerWarp::kSchedule) { start_role<Traits>(params); }
   if (Traits::kDecode && params.cluster.on() && (warp == ProducerWarp::kKeysValues || warp == ProducerWarp::kValues)) {
     warm_pages(params.load.pages, params.cluster.sequence(params.cluster.first_tile(blockIdx.x)));
   }
@@ -197,18 +213,18 @@ template <class Traits>
 __device__ __forceinline__ void consume_swapped(AttentionParams const& params, typename Traits::SharedStorage& shared) {
   int const thread = threadIdx.x % cutlass::NumThreadsPerWarpGroup;
   SwappedMainloop<Traits> mainloop(params, shared, thread);
-  SwappedEpilogue<Traits> const epilogue{params, thread};
+  SwappedEpilogue<Traits> const epilogue{params, shared, thread};
   ClusterMerge<Traits> merge(params, shared, thread);
   RingState<Traits::kStages> read;
   uint32_t q_phase = 0;
+  start_role<Traits>(params);
   for_each_work<Traits>(shared, [&](TileWork const& work) __attribute__((always_inline)) {
     wait_barrier(shared.q_full[0][0], q_phase);
     q_phase ^= 1;
     mainloop.mma(work, read, [&]() {
-      sync_warpgroup(0);
       if (thread == 0) { arrive_barrier(shared.q_empty[0][0]); }
     });
-    if (shares_tiles<Traits>(params)) {
+    if (shares_tiles<Traits>(params) || work.slot >= 0) {
       merge(work, [&](int rows) { epilogue.send(merge, mainloop, rows); });
     } else {
       epilogue.store(work, mainloop);
@@ -245,6 +261,7 @@ __device__ __forceinline__ void consume(AttentionParams const& params, typename 
 
   cute::Tensor tSrS = partition_fragment_C(typename Traits::MmaQk{}, Shape<Int<kSlabRows>, Int<Traits::kKeys>>{});
   cute::Tensor tOrO = partition_fragment_C(typename Traits::MmaPv{}, Shape<Int<kSlabRows>, Int<Traits::kHeadDimV>>{});
+  start_role<Traits>(params);
   turns.setup();
   RingState<Traits::kStages> read;
   RingState<Traits::kQueryBuffers> q;
@@ -348,8 +365,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.per_sm)
   if (threadIdx.x == 32) { prefetch_maps(params); }
   __syncthreads();
   if (shares_tiles<Traits>(params)) { cute::cluster_arrive_relaxed(); }
-  if (params.wait_at_start) { wait_for_prerequisites(); }
-  start_dependents();  // which may read the schedule at once
+  if constexpr (!Traits::kDecode) { start(params); }
 
   if (cutlass::canonical_warp_group_idx() == 0) {
     cutlass::arch::warpgroup_reg_dealloc<Traits::kProducerRegisters>();

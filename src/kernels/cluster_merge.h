@@ -54,7 +54,14 @@ __device__ __forceinline__ void arrive_in_cluster(uint64_t& barrier, int rank) {
                : "memory");
 }
 
-// What the one consumer warpgroup of a tile of few queries does after its part.
+// What a part of a tile leaves of a row: its O is to be multiplied by 2^exponent, as `sum`, the sum of its
+// probabilities. The exponent is -inf where the part has no key that the row sees.
+struct PartEnd {
+  float exponent;
+  float sum;
+};
+
+// What the one consumer warpgroup of a tile of few queries does after its part, also where there is no other.
 template <class Traits>
 class ClusterMerge {
  public:
@@ -64,58 +71,88 @@ class ClusterMerge {
   __device__ __forceinline__ ClusterMerge(AttentionParams const& params, SharedStorage& shared, int thread)
       : params_(params), shared_(shared), thread_(thread) {}
 
-  __device__ __forceinline__ int parts() const { return params_.cluster.size; }
-  __device__ __forceinline__ int rank() const { return static_cast<int>(blockIdx.x) % parts(); }
-  __device__ __forceinline__ int columns() const { return Traits::kHeadDimV / parts(); }  // of an owner
+  __device__ __forceinline__ int parts() const { return max_of(1, params_.cluster.size); }
 
-  // All CTAs of the cluster come here for the same tile. `send(rows)` calls send_lse() and send_pair() for the tile's
-  // rows, of which the swapped form has multiples of 8, divided by their sums and without the sink.
+  // All CTAs of the cluster come here for the same tile. `send(rows)` calls send_end() and send_pair() for the tile's
+  // rows, of which the swapped form has multiples of 8.
   template <class Send>
   __device__ __forceinline__ void operator()(TileWork const& work, Send send) {
     int const existing =
         min_of((work.queries.last + 1 - work.queries.first) * params_.packing.heads.divisor, Traits::kMergeRows);
     int const rows = Traits::kSwapped ? ceil_div(existing, 8) * 8 : existing;
-    if (merged_ == 0) {
-      cute::cluster_wait();  // the barriers of the others are set up
-    } else {
-      wait_until_read();
+    here_ = parts() == 1;
+    if (!here_) {
+      wait_for_others();
+      if (thread_ == 0) { expect_bytes(shared_.parts_full, parts() * rows * (columns() + kEndFloats) * sizeof(float)); }
     }
-    if (thread_ == 0) { expect_bytes(shared_.parts_full, parts() * rows * (columns() + 1) * sizeof(float)); }
     send(rows);
-    wait_barrier_of_cluster(shared_.parts_full, merged_ & 1);
+    if (here_) {
+      sync_warpgroup(0);
+    } else {
+      wait_barrier_of_cluster(shared_.parts_full, merged_ & 1);
+    }
     merge(work, existing, rows);
-    sync_warpgroup(0);
-    if (thread_ < parts()) { arrive_in_cluster(shared_.parts_empty, thread_); }
-    ++merged_;
+    if (!here_) {
+      sync_warpgroup(0);
+      if (thread_ < parts()) { arrive_in_cluster(shared_.parts_empty, thread_); }
+      ++merged_;
+    }
   }
 
-  // The LSE of a row, as an exponent of 2, to one of the owners.
-  __device__ __forceinline__ void send_lse(int owner, int row, int rows, float lse) const {
-    uint32_t const there = address_in_cluster(&shared_, owner);
-    store_async(there + offset_of(shared_.parts_lse + rank() * rows + row), there + offset_of(&shared_.parts_full),
-                lse);
+  // The end of a row to one of the owners; in the form of 64 rows its sum is 1.
+  __device__ __forceinline__ void send_end(int owner, int row, PartEnd const& end) const {
+    float* const to = end_of(row, rank());
+    if constexpr (Traits::kSwapped) {
+      store(owner, to, end.exponent, end.sum);
+    } else {
+      uint32_t const there = address_in_cluster(&shared_, owner);
+      store_async(there + offset_of(to), there + offset_of(&shared_.parts_full), end.exponent);
+    }
   }
 
   // Two values that lie side by side: (row, column) and (row, column + 1), in the swapped form (row + 1, column).
   __device__ __forceinline__ void send_pair(int row, int column, int rows, float a, float b) const {
     int const owner = column * parts() / Traits::kHeadDimV;
-    uint32_t const there = address_in_cluster(&shared_, owner);
-    store_async(there + offset_of(received(rank(), row, column - owner * columns(), rows)),
-                there + offset_of(&shared_.parts_full), a, b);
+    store(owner, received(rank(), row, column - owner * columns(), rows), a, b);
   }
 
   // Other CTAs do not touch this one's shared memory any more: it may end.
   __device__ __forceinline__ void finish() const {
-    if (merged_ == 0) {
-      cute::cluster_wait();
-    } else {
-      wait_until_read();
-    }
+    if (parts() > 1) { wait_for_others(); }
   }
 
  private:
+  static constexpr int kEndFloats = Traits::kEndFloats;
+  static constexpr int kEndsAtOnce = 4;  // parts whose ends a thread reads together
+
+  __device__ __forceinline__ int rank() const { return static_cast<int>(blockIdx.x) & (parts() - 1); }
+  __device__ __forceinline__ int part_bits() const { return log2_of(parts()); }
+  __device__ __forceinline__ int columns() const { return Traits::kHeadDimV >> part_bits(); }  // of an owner
+
+  // Before the first tile for their barriers to be set up, later for their having read what this CTA sent.
+  __device__ __forceinline__ void wait_for_others() const {
+    if (merged_ == 0) {
+      cute::cluster_wait();
+    } else {
+      wait_barrier_of_cluster(shared_.parts_empty, (merged_ - 1) & 1);
+    }
+  }
+
+  __device__ __forceinline__ void store(int owner, float* to, float a, float b) const {
+    if (here_) {
+      *reinterpret_cast<float2*>(to) = make_float2(a, b);
+    } else {
+      uint32_t const there = address_in_cluster(&shared_, owner);
+      store_async(there + offset_of(to), there + offset_of(&shared_.parts_full), a, b);
+    }
+  }
+
   __device__ __forceinline__ uint32_t offset_of(void const* member) const {
     return cute::cast_smem_ptr_to_uint(member) - cute::cast_smem_ptr_to_uint(&shared_);
+  }
+
+  __device__ __forceinline__ float* end_of(int row, int part) const {
+    return shared_.parts_ends + (row * max_of(kEndsAtOnce, parts()) + part) * kEndFloats;
   }
 
   __device__ __forceinline__ float* received(int part, int row, int column, int rows) const {
@@ -123,50 +160,125 @@ class ClusterMerge {
     return reinterpret_cast<float*>(shared_.o) + part * rows * columns() + within;
   }
 
-  __device__ __forceinline__ void wait_until_read() const {
-    wait_barrier_of_cluster(shared_.parts_empty, (merged_ - 1) & 1);
+  // The ends of parts first, ..., first + 3 of a row; of parts that there are not as of those without keys.
+  __device__ __forceinline__ void read_ends(int row, int first, PartEnd (&ends)[kEndsAtOnce]) const {
+    if constexpr (Traits::kSwapped) {
+      CUTE_UNROLL
+      for (int i = 0; i < kEndsAtOnce; i += 2) {
+        float4 const two = *reinterpret_cast<float4 const*>(end_of(row, first + i));
+        bool const exist = first + i < parts();
+        ends[i] = {exist ? two.x : -INFINITY, two.y};
+        ends[i + 1] = {exist && parts() > 1 ? two.z : -INFINITY, two.w};
+      }
+    } else {
+      float4 const all = *reinterpret_cast<float4 const*>(end_of(row, first));
+      bool const more = first + 2 < parts();
+      ends[0] = {all.x, 1.0F};
+      ends[1] = {all.y, 1.0F};
+      ends[2] = {more ? all.z : -INFINITY, 1.0F};
+      ends[3] = {more ? all.w : -INFINITY, 1.0F};
+    }
   }
 
-  // Two columns of a row at a time, its parts in their order. There is an even number of parts.
+  // Of a part, in what is relative to 2^top.
+  __device__ __forceinline__ static float weight(PartEnd const& end, float top) {
+    return end.exponent == -INFINITY ? 0.0F : exp2_approx(end.exponent - top);
+  }
+
+  // A thread has four columns of a row of up to four parts, and neighbouring lanes the next parts, so that what is done
+  // one after the other is short. Parts are added in the same order always.
   __device__ __forceinline__ void merge(TileWork const& work, int existing, int rows) const {
-    EpilogueParams const& p = params_.epilogue;
-    int const pairs = columns() / 2;
+    int const group_bits = max_of(part_bits() - log2_of(kEndsAtOnce), 0);  // divisions would take as long as all else
+    int const groups = 1 << group_bits;
+    int const group = thread_ & (groups - 1);
+    int const row_bits = rows > 1 ? log2_of(rows - 1) + 1 : 0;
+    int const row = (thread_ >> group_bits) & ((1 << row_bits) - 1);
+    int const quads_at_once = cutlass::NumThreadsPerWarpGroup >> (group_bits + row_bits);
+    OutputRow const id = output_row(params_, work, work.queries.first, row);
+    bool const exists = row < existing && id.exists;
     CUTE_NO_UNROLL
-    for (int i = thread_; i < existing * pairs; i += cutlass::NumThreadsPerWarpGroup) {
-      int const row = i / pairs;
-      int const column = (i - row * pairs) * 2;
-      int const column_of_out = rank() * columns() + column;
-      OutputRow const id = output_row(params_, work, work.queries.first, row);
-      if (!id.exists || column_of_out >= p.head_dim_v) { continue; }
-      float const* const lse = shared_.parts_lse + row;
+    for (int first = 0; first * 4 < columns(); first += quads_at_once) {  // the same in all lanes
+      int const column = (first + (thread_ >> (group_bits + row_bits))) * 4;
+      PartEnd ends[kEndsAtOnce];
       float top = -INFINITY;
-      for (int part = 0; part < parts(); part += 2) {
-        top = fmaxf(top, fmaxf(lse[part * rows], lse[(part + 1) * rows]));
-      }
       float sum = 0.0F;
-      float2 out{0.0F, 0.0F};
-      auto const add = [&](int part) {
-        float const weight = top == -INFINITY ? 0.0F : exp2_approx(lse[part * rows] - top);
-        sum += weight;
-        out.x += weight * *received(part, row, column, rows);
-        out.y += weight * *received(part, row, column + 1, rows);
-      };
-      for (int part = 0; part < parts(); part += 2) {
-        add(part);
-        add(part + 1);
+      float4 out{0.0F, 0.0F, 0.0F, 0.0F};
+      bool const adds = exists && column < columns();
+      if (adds) {
+        read_ends(row, group * kEndsAtOnce, ends);
+        top = fmaxf(fmaxf(ends[0].exponent, ends[1].exponent), fmaxf(ends[2].exponent, ends[3].exponent));
       }
-      RowEnd end = end_row(top, sum);
-      if (p.sinks != nullptr) { end = end_row(top, sum, sink_log2(p.sinks, p.sinks_type, id.head)); }
-      store_pair(params_, output_pointer<Element>(params_, work, id) + column_of_out, end.scaled(out.x),
-                 end.scaled(out.y));
-      if (column_of_out == 0) { store_lse(params_, work, id, end); }
+      for (int lanes = 1; lanes < groups; lanes *= 2) { top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, lanes)); }
+      if (adds) {
+        CUTE_UNROLL
+        for (int i = 0; i < kEndsAtOnce; ++i) {
+          float const share = weight(ends[i], top);
+          if (share == 0.0F) { continue; }  // what it multiplies may be anything
+          float4 const more = four_columns(group * kEndsAtOnce + i, row, column, rows);
+          sum += share * ends[i].sum;
+          out.x += share * more.x;
+          out.y += share * more.y;
+          out.z += share * more.z;
+          out.w += share * more.w;
+        }
+      }
+      for (int lanes = 1; lanes < groups; lanes *= 2) {
+        sum += __shfl_xor_sync(0xffffffff, sum, lanes);
+        out.x += __shfl_xor_sync(0xffffffff, out.x, lanes);
+        out.y += __shfl_xor_sync(0xffffffff, out.y, lanes);
+        out.z += __shfl_xor_sync(0xffffffff, out.z, lanes);
+        out.w += __shfl_xor_sync(0xffffffff, out.w, lanes);
+      }
+      int const column_of_out = rank() * columns() + column;
+      if (adds && group == 0 && column_of_out < params_.epilogue.head_dim_v) {
+        write(work, id, row, column_of_out, top, sum, out);
+      }
     }
+  }
+
+  __device__ __forceinline__ float4 four_columns(int part, int row, int column, int rows) const {
+    float const* const from = received(part, row, column, rows);
+    if constexpr (Traits::kSwapped) {
+      return {from[0], from[rows], from[2 * rows], from[3 * rows]};
+    } else {
+      return *reinterpret_cast<float4 const*>(from);
+    }
+  }
+
+  // Four columns of a row.
+  __device__ __forceinline__ void write(TileWork const& work, OutputRow const& id, int row, int column, float top,
+                                        float sum, float4 const& out) const {
+    EpilogueParams const& p = params_.epilogue;
+    RowEnd end{top == -INFINITY ? 0.0F : reciprocal_approx(sum), top, sum};
+    if (Traits::kSwapped && work.slot >= 0) {
+      std::int64_t const index = static_cast<std::int64_t>(work.slot) * p.partial.rows + row;
+      if (row >= p.partial.rows) { return; }
+      *reinterpret_cast<float4*>(p.partial.out + index * p.head_dim_v + column) =
+          make_float4(end.scaled(out.x), end.scaled(out.y), end.scaled(out.z), end.scaled(out.w));
+      if (column == 0) { p.partial.lse[index] = end.lse(); }
+      return;
+    }
+    if (p.sinks != nullptr) { end = end_row(top, sum, sink_log2(p.sinks, p.sinks_type, id.head)); }
+    cutlass::AlignedArray<Element, 4> four;
+    four[0] = Element(end.scaled(out.x));
+    four[1] = Element(end.scaled(out.y));
+    four[2] = Element(end.scaled(out.z));
+    four[3] = Element(end.scaled(out.w));
+    Element* const to = output_pointer<Element>(params_, work, id) + column;
+    if (p.out_by_tma) {
+      *reinterpret_cast<cutlass::AlignedArray<Element, 4>*>(to) = four;
+    } else {
+      CUTE_UNROLL
+      for (int i = 0; i < 4; ++i) { to[i] = four[i]; }
+    }
+    if (column == 0) { store_lse(params_, work, id, end); }
   }
 
   AttentionParams const& params_;
   SharedStorage& shared_;
   int thread_;
-  int merged_ = 0;  // tiles
+  int merged_ = 0;    // tiles
+  bool here_ = true;  // nothing comes from other CTAs
 };
 
 }  // namespace hopper_attention

@@ -59,9 +59,7 @@ struct CollectiveEpilogue {
       RowEnd const end = end_of_row(softmax, r);
       int const row = rows.row(r);
       if (row >= row_count) { continue; }
-      for (int owner = thread % 4; owner < merge.parts(); owner += 4) {
-        merge.send_lse(owner, row, row_count, end.lse());
-      }
+      for (int owner = thread % 4; owner < merge.parts(); owner += 4) { merge.send_end(owner, row, {end.lse(), 1.0F}); }
       CUTE_UNROLL
       for (int c = 0; c < size<1>(output); c += 2) {
         merge.send_pair(row, rows.column + c / 2 * 8, row_count, end.scaled(output(r, c)),

@@ -45,6 +45,21 @@ struct ThreadColumns {
   __device__ __forceinline__ int row(int r) const { return first_row + r % 2 * 8 + r / 2 * 64; }
 };
 
+// Stores 8x8 matrices of 16-bit values, of which each thread holds two columns of a row, with rows and columns
+// exchanged. `row` is where the row of this lane's matrix goes: lanes 0 to 7 have those of the first one.
+template <class Element>
+__device__ __forceinline__ void store_transposed(Element* row, uint32_t (&matrices)[4]) {
+  SM90_U16x8_STSM_T::copy(matrices[0], matrices[1], matrices[2], matrices[3], *reinterpret_cast<uint128_t*>(row));
+}
+
+// Two values as one register of 16-bit ones.
+template <class Element>
+__device__ __forceinline__ uint32_t packed_pair(float a, float b) {
+  cutlass::Array<float, 2> const pair{a, b};
+  auto const rounded = cutlass::NumericArrayConverter<Element, float, 2>{}(pair);
+  return reinterpret_cast<uint32_t const&>(rounded);
+}
+
 template <class Traits>
 class SwappedMainloop {
  public:
@@ -60,8 +75,8 @@ class SwappedMainloop {
   __device__ __forceinline__ SwappedMainloop(AttentionParams const& params, SharedStorage& shared, int thread)
       : params_(params), shared_(shared), thread_(thread), place_(thread) {}
 
-  // Accumulates the key blocks of `work`, right to left, into output(). `after_scores` is called as soon as Q is not
-  // needed any more.
+  // Accumulates the key blocks of `work`, right to left, into output(). `after_scores` is called as soon as no thread
+  // needs Q any more.
   template <class AfterScores>
   __device__ __forceinline__ void mma(TileWork const& work, State& read, AfterScores after_scores) {
     clear(output_);
@@ -81,12 +96,14 @@ class SwappedMainloop {
 
   __device__ __forceinline__ auto output() const { return columns_view(output_); }
 
-  // Of all columns that the thread holds, without their sinks. All threads of the warpgroup, once for a tile.
-  __device__ __forceinline__ void finish(RowEnd (&ends)[kColumnsPerThread]) {
-    across_keys(sum_, [](float a, float b) { return a + b; });
+  // What the thread's columns end with. All threads of the warpgroup, once for a tile.
+  __device__ __forceinline__ void finish(PartEnd (&ends)[kColumnsPerThread]) {
+    float4 warps[kColumnsPerThread];
+    across_keys(sum_, [](float a, float b) { return a + b; }, warps);
     CUTE_UNROLL
     for (int c = 0; c < kColumnsPerThread; ++c) {
-      ends[c] = end_row(max_[c] == -INFINITY ? -INFINITY : exponent(max_[c]), sum_[c]);
+      ends[c].exponent = max_[c] == -INFINITY ? -INFINITY : exponent(max_[c]);
+      ends[c].sum = (warps[c].x + warps[c].y) + (warps[c].z + warps[c].w);
     }
   }
 
@@ -104,37 +121,27 @@ class SwappedMainloop {
     if (thread_ % 32 == 0) { arrive_barrier(shared_.empty[state.slot]); }
   }
 
-  // Combines each column's values over all threads that hold some of it. Two buffers take turns, so that the next call
-  // may write while a slow warp still reads.
+  // Combines each column's values over all lanes of a warp that hold some of it, and gives those of the four warps.
+  // With every step a lane keeps half of the columns, so that the last one combines one value. A caller syncs the
+  // warpgroup before the next call.
   template <class Combine>
-  __device__ __forceinline__ void across_keys(float (&values)[kColumnsPerThread], Combine combine) {
-    CUTE_UNROLL
-    for (int c = 0; c < kColumnsPerThread; ++c) {
-      CUTE_UNROLL
-      for (int step = 4; step < 32; step *= 2) {
-        values[c] = combine(values[c], __shfl_xor_sync(0xffffffff, values[c], step));
-      }
-    }
-    auto& buffer = shared_.across_warps[exchange_ % 2];
-    ++exchange_;
-    CUTE_UNROLL
-    for (int pair = 0; pair < kColumnsPerThread; pair += 2) {
-      if (thread_ % 32 < 4) {
-        *reinterpret_cast<float2*>(&buffer[thread_ / 32][place_.column(pair)]) =
-            make_float2(values[pair], values[pair + 1]);
-      }
-    }
+  __device__ __forceinline__ void across_keys(float const (&values)[kColumnsPerThread], Combine combine,
+                                              float4 (&warps)[kColumnsPerThread]) {
+    static_assert(kColumnsPerThread == 4 && cutlass::NumWarpsPerWarpGroup == 4);
+    auto const exchanged = [&](float mine, float theirs, int lanes) {
+      return combine(mine, __shfl_xor_sync(0xffffffff, theirs, lanes));
+    };
+    bool const right = (thread_ & 16) != 0;
+    float const first = exchanged(right ? values[2] : values[0], right ? values[0] : values[2], 16);
+    float const second = exchanged(right ? values[3] : values[1], right ? values[1] : values[3], 16);
+    bool const odd = (thread_ & 8) != 0;
+    float own = exchanged(odd ? second : first, odd ? first : second, 8);
+    own = exchanged(own, own, 4);
+    shared_.across_warps[place_.column((right ? 2 : 0) + (odd ? 1 : 0))][thread_ / 32] = own;  // by two lanes
     sync_warpgroup(0);
     CUTE_UNROLL
-    for (int pair = 0; pair < kColumnsPerThread; pair += 2) {
-      float2 all = *reinterpret_cast<float2 const*>(&buffer[0][place_.column(pair)]);
-      CUTE_UNROLL
-      for (int warp = 1; warp < cutlass::NumWarpsPerWarpGroup; ++warp) {
-        float2 const more = *reinterpret_cast<float2 const*>(&buffer[warp][place_.column(pair)]);
-        all = make_float2(combine(all.x, more.x), combine(all.y, more.y));
-      }
-      values[pair] = all.x;
-      values[pair + 1] = all.y;
+    for (int c = 0; c < kColumnsPerThread; ++c) {
+      warps[c] = *reinterpret_cast<float4 const*>(shared_.across_warps[place_.column(c)]);
     }
   }
 
@@ -165,85 +172,113 @@ class SwappedMainloop {
     cute::Tensor tOrV = thread_pv.partition_fragment_A(sVt);  // (MMA, Dv / 64, keys / 16, slots)
     cute::Tensor tOrP = thread_pv.partition_fragment_B(sP);   // (MMA, 1, keys / 16, 2)
     cute::Tensor tSrS = partition_fragment_C(mma_qk, Shape<Int<Traits::kKeys>, Int<kRows>>{});  // (MMA, keys / 64, 1)
-    find_keys(work);
+    cute::Tensor tSrX = make_tensor_like(tSrS);  // scores or probabilities of the block that is worked on
+    auto scores = columns_view(tSrX);            // (4, keys / 32)
+    auto output = columns_view(output_);         // (4, Dv / 32)
 
-    float before[kColumnsPerThread];
-    // Scores of block n -> column maxima.
-    auto const update_max = [&](int n) __attribute__((always_inline)) {
-      auto scores = columns_view(tSrS);
-      int const first_key = work.first_key(n, Traits::kKeys);
+    float shrink[kColumnsPerThread];
+    float offset[kColumnsPerThread];
+    // S of a block -> tSrX, -inf where a column does not see the key; column maxima, and what O and the sums shrink by.
+    auto const update_max = [&](int first_key) __attribute__((always_inline)) {
+      auto const from = columns_view(tSrS);
+      float block[kColumnsPerThread];
       CUTE_UNROLL
       for (int c = 0; c < kColumnsPerThread; ++c) {
-        before[c] = max_[c];
+        unsigned const seen = static_cast<unsigned>(keys_[c].end - keys_[c].begin);
+        int const first = first_key + place_.row(0) - keys_[c].begin;
+        block[c] = -INFINITY;
         CUTE_UNROLL
         for (int r = 0; r < size<1>(scores); ++r) {
-          if constexpr (Capped{}) { scores(c, r) = softcapped(scores(c, r), params_.softmax.softcap_inner); }
-          int const key = first_key + place_.row(r);
-          bool const sees =
-              static_cast<unsigned>(key - keys_[c].begin) < static_cast<unsigned>(keys_[c].end - keys_[c].begin);
-          if (!sees) { scores(c, r) = -INFINITY; }
-          max_[c] = fmaxf(max_[c], scores(c, r));
+          float x = from(c, r);
+          if constexpr (Capped{}) { x = softcapped(x, params_.softmax.softcap_inner); }
+          scores(c, r) = static_cast<unsigned>(first + place_.row(r) - place_.row(0)) < seen ? x : -INFINITY;
+          block[c] = fmaxf(block[c], scores(c, r));
         }
       }
-      across_keys(max_, [](float a, float b) { return fmaxf(a, b); });
-    };
-    // Column maxima and scores -> P, in shared memory, and what O and the sums shrink by.
-    auto const exponentiate = [&]() __attribute__((always_inline)) {
-      turn_ ^= 1;
-      auto scores = columns_view(tSrS);
-      auto output = columns_view(output_);
+      float4 warps[kColumnsPerThread];
+      across_keys(block, [](float a, float b) { return fmaxf(a, b); }, warps);
       CUTE_UNROLL
       for (int c = 0; c < kColumnsPerThread; ++c) {
-        float const offset = max_[c] == -INFINITY ? 0.0F : exponent(max_[c]);
-        float const shrink = exp2_approx(exponent(before[c]) - offset);
-        sum_[c] *= shrink;
+        float const before = max_[c];
+        max_[c] = fmaxf(fmaxf(fmaxf(warps[c].x, warps[c].y), fmaxf(warps[c].z, warps[c].w)), before);
+        offset[c] = max_[c] == -INFINITY ? 0.0F : exponent(max_[c]);
+        shrink[c] = exp2_approx(exponent(before) - offset[c]);
+      }
+    };
+    // Where this lane's row of the matrices that store_transposed() takes lies: they are (8 queries, 8 keys).
+    int const p_row = thread_ % 8 + thread_ / 16 % 2 * 8;
+    int const p_key = thread_ / 32 * 16 + thread_ / 8 % 2 * 8;
+    // Scores and maxima -> P, in shared memory; O and the sums shrink.
+    auto const exponentiate = [&]() __attribute__((always_inline)) {
+      turn_ ^= 1;
+      CUTE_UNROLL
+      for (int c = 0; c < kColumnsPerThread; ++c) {
         CUTE_UNROLL
-        for (int r = 0; r < size<1>(output); ++r) { output(c, r) *= shrink; }
+        for (int r = 0; r < size<1>(output); ++r) { output(c, r) *= shrink[c]; }
+        sum_[c] *= shrink[c];
         CUTE_UNROLL
         for (int r = 0; r < size<1>(scores); ++r) {
-          float const p = exp2_approx(scores(c, r) * params_.softmax.scale_log2 - offset);
-          sum_[c] += p;
-          sP(place_.column(c), place_.row(r), turn_) = Element(p);
+          scores(c, r) = exp2_approx(scores(c, r) * params_.softmax.scale_log2 - offset[c]);
+          sum_[c] += scores(c, r);
         }
+      }
+      CUTE_UNROLL
+      for (int r = 0; r < size<1>(scores); r += 2) {
+        uint32_t matrices[4];
+        CUTE_UNROLL
+        for (int i = 0; i < 4; ++i) {
+          matrices[i] = packed_pair<Element>(scores(i / 2 * 2, r + i % 2), scores(i / 2 * 2 + 1, r + i % 2));
+        }
+        store_transposed(&sP(p_row, p_key + r / 2 * 64, turn_), matrices);
       }
       tma_store_fence();  // ordinary stores before the reads of WGMMA
       sync_warpgroup(0);
     };
 
-    int n = work.range.end - 1;
+    // The same in all lanes, as ptxas sees: descriptors of slots are then made by the uniform pipe.
+    auto const uniform = [](int x) { return __shfl_sync(0xffffffff, x, 0); };
+    int const begin = uniform(work.range.begin);
+    int const origin = uniform(work.range.origin);
+    read.slot = uniform(read.slot);
+    read.phase = uniform(static_cast<int>(read.phase));
+    int n = uniform(work.range.end) - 1;
     wait(read);
     gemm_async<GMMA::ScaleOut::Zero>(mma_qk, tSrK(_, _, _, read.slot), tSrQ, tSrS);
+    find_keys(work);
     warpgroup_wait<0>();
     warpgroup_fence_operand(tSrS);
     release(read);
     ++read;
-    update_max(n);
-    exponentiate();
-    for (--n; n >= work.range.begin; --n) {
-      State const k = read;
-      ++read;
-      State const v = read;
-      ++read;
-      wait(k);
-      gemm_async<GMMA::ScaleOut::Zero>(mma_qk, tSrK(_, _, _, k.slot), tSrQ, tSrS);  // S^T = K_n @ Q^T
-      wait(v);
-      gemm_async<GMMA::ScaleOut::One>(mma_pv, tOrV(_, _, _, v.slot), tOrP(_, _, _, turn_),
-                                      output_);  // O^T += V_(n+1)^T @ P^T
-      warpgroup_wait<1>();
-      warpgroup_fence_operand(tSrS);
-      release(k);
-      update_max(n);
+    update_max(origin + n * Traits::kKeys);
+    // S of the next block runs under the exponentials of this one, O^T += V^T P^T of this one under the maxima of the
+    // next. Nothing is under way from one turn to the next: ptxas would wait for each WGMMA.
+    auto const multiply = [&]() __attribute__((always_inline)) {  // O^T += V_n^T @ P^T
+      wait(read);
+      gemm_async<GMMA::ScaleOut::One>(mma_pv, tOrV(_, _, _, read.slot), tOrP(_, _, _, turn_), output_);
+    };
+    auto const finish_multiply = [&](State const& v) __attribute__((always_inline)) {
       warpgroup_wait<0>();
       warpgroup_fence_operand(output_);
       release(v);
+    };
+    for (; n > begin; --n) {
+      State const k = read;
+      wait(k);
+      gemm_async<GMMA::ScaleOut::Zero>(mma_qk, tSrK(_, _, _, k.slot), tSrQ, tSrS);  // S^T = K_(n-1) @ Q^T
       exponentiate();
+      ++read;
+      multiply();
+      warpgroup_wait<1>();
+      warpgroup_fence_operand(tSrS);
+      release(k);
+      update_max(origin + (n - 1) * Traits::kKeys);
+      finish_multiply(read);
+      ++read;
     }
+    exponentiate();
     after_scores();
-    wait(read);
-    gemm_async<GMMA::ScaleOut::One>(mma_pv, tOrV(_, _, _, read.slot), tOrP(_, _, _, turn_), output_);
-    warpgroup_wait<0>();
-    warpgroup_fence_operand(output_);
-    release(read);
+    multiply();
+    finish_multiply(read);
     ++read;
   }
 
@@ -255,49 +290,70 @@ class SwappedMainloop {
   float max_[kColumnsPerThread];  // of the scores, unscaled
   float sum_[kColumnsPerThread];  // of this thread's keys until finish()
   KeyInterval keys_[kColumnsPerThread];
-  int exchange_ = 0;
   int turn_ = 0;  // buffer of P
 };
 
-// Writes out and LSE of a tile, or the partial result of a part of it.
+// Writes a tile, or sends this CTA's part of it to where it is merged.
 template <class Traits>
 struct SwappedEpilogue {
   using Element = typename Traits::Element;
   using Mainloop = SwappedMainloop<Traits>;
 
   AttentionParams const& params;
+  typename Traits::SharedStorage& shared;
   int thread;
 
+  // A whole tile: through shared memory, so that rows leave in pieces of 16 bytes.
   __device__ __forceinline__ void store(TileWork const& work, Mainloop& mainloop) const {
     ThreadColumns const place(thread);
     EpilogueParams const& p = params.epilogue;
+    PartEnd parts[kColumnsPerThread];
+    mainloop.finish(parts);
     RowEnd ends[kColumnsPerThread];
-    mainloop.finish(ends);
-    auto const output = mainloop.output();
     CUTE_UNROLL
     for (int c = 0; c < kColumnsPerThread; ++c) {
-      RowEnd end = ends[c];
-      int const row = place.column(c);
-      OutputRow const id = output_row(params, work, work.queries.first, row);
-      if (!id.exists) { continue; }
-      if (work.slot >= 0) {
-        if (row >= p.partial.rows) { continue; }
-        std::int64_t const index = static_cast<std::int64_t>(work.slot) * p.partial.rows + row;
-        if (place.first_row == 0) { p.partial.lse[index] = end.lse(); }
-        each_row(place, output, c, end, [&](int d, float value) { p.partial.out[index * p.head_dim_v + d] = value; });
-        continue;
-      }
-      if (p.sinks != nullptr) { end = end_row(end.exponent, end.sum, sink_log2(p.sinks, p.sinks_type, id.head)); }
-      if (place.first_row == 0) { store_lse(params, work, id, end); }
-      Element* const to = output_pointer<Element>(params, work, id);
-      each_row(place, output, c, end, [&](int d, float value) { to[d] = Element(value); });
+      bool const seen = parts[c].exponent != -INFINITY;
+      ends[c] = {seen ? reciprocal_approx(parts[c].sum) : 0.0F, parts[c].exponent, parts[c].sum};
     }
+    if (p.sinks != nullptr) {
+      CUTE_UNROLL
+      for (int c = 0; c < kColumnsPerThread; ++c) {
+        OutputRow const id = output_row(params, work, work.queries.first, place.column(c));
+        if (!id.exists) { continue; }
+        ends[c] = end_row(ends[c].exponent, ends[c].sum, sink_log2(p.sinks, p.sinks_type, id.head));
+      }
+    }
+    auto const output = mainloop.output();
+    Element* const rows = reinterpret_cast<Element*>(shared.o);  // (16, Dv), padded
+    Element* const row_of_lane =
+        rows + (thread % 8 + thread / 16 % 2 * 8) * kPitch + thread / 32 * 16 + thread / 8 % 2 * 8;
+    CUTE_UNROLL
+    for (int r = 0; r < size<1>(output); r += 2) {
+      uint32_t matrices[4];
+      CUTE_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        int const c = i / 2 * 2;
+        matrices[i] =
+            packed_pair<Element>(ends[c].scaled(output(c, r + i % 2)), ends[c + 1].scaled(output(c + 1, r + i % 2)));
+      }
+      store_transposed(row_of_lane + r / 2 * 64, matrices);
+    }
+    if (place.first_row == 0) {
+      CUTE_UNROLL
+      for (int c = 0; c < kColumnsPerThread; ++c) {
+        *reinterpret_cast<float2*>(&shared.parts_ends[place.column(c) * 2]) =
+            make_float2(ends[c].exponent, ends[c].sum);
+      }
+    }
+    sync_warpgroup(0);
+    write(work, rows);
   }
 
-  // This CTA's part of the tile to the CTAs of its cluster.
-  __device__ __forceinline__ void send(ClusterMerge<Traits> const& merge, Mainloop& mainloop, int rows) const {
+  // This CTA's part of the tile to those that merge it.
+  template <class To>
+  __device__ __forceinline__ void send(To const& to, Mainloop& mainloop, int rows) const {
     ThreadColumns const place(thread);
-    RowEnd ends[kColumnsPerThread];
+    PartEnd ends[kColumnsPerThread];
     mainloop.finish(ends);
     auto const output = mainloop.output();
     int const owner = place.first_row % 8 + thread / 32 * 8;
@@ -305,24 +361,44 @@ struct SwappedEpilogue {
     for (int c = 0; c < kColumnsPerThread; c += 2) {
       int const row = place.column(c);
       if (row >= rows) { continue; }
-      if (owner < merge.parts()) {
-        merge.send_lse(owner, row, rows, ends[c].lse());
-        merge.send_lse(owner, row + 1, rows, ends[c + 1].lse());
+      if (owner < to.parts()) {
+        to.send_end(owner, row, ends[c]);
+        to.send_end(owner, row + 1, ends[c + 1]);
       }
       CUTE_UNROLL
       for (int r = 0; r < size<1>(output); ++r) {
-        merge.send_pair(row, place.row(r), rows, ends[c].scaled(output(c, r)), ends[c + 1].scaled(output(c + 1, r)));
+        to.send_pair(row, place.row(r), rows, output(c, r), output(c + 1, r));
       }
     }
   }
 
  private:
-  template <class Output, class Store>
-  __device__ __forceinline__ void each_row(ThreadColumns const& place, Output const& output, int c, RowEnd const& end,
-                                           Store store) const {
-    CUTE_UNROLL
-    for (int r = 0; r < size<1>(output); ++r) {
-      if (place.row(r) < params.epilogue.head_dim_v) { store(place.row(r), end.scaled(output(c, r))); }
+  static constexpr int kPiece = 16 / sizeof(Element);
+  static constexpr int kPieces = Traits::kHeadDimV / kPiece;  // of a row
+  static constexpr int kPitch = Traits::kHeadDimV + kPiece;   // rows begin in different banks
+  static_assert(Mainloop::kRows * kPitch <= Traits::kSlabElementsO);
+
+  __device__ __forceinline__ void write(TileWork const& work, Element const* rows) const {
+    EpilogueParams const& p = params.epilogue;
+    int const existing =
+        min_of((work.queries.last + 1 - work.queries.first) * params.packing.heads.divisor, Mainloop::kRows);
+    CUTE_NO_UNROLL
+    for (int i = thread; i < existing * kPieces; i += cutlass::NumThreadsPerWarpGroup) {
+      int const row = i / kPieces;
+      int const column = i % kPieces * kPiece;
+      OutputRow const id = output_row(params, work, work.queries.first, row);
+      if (!id.exists || column >= p.head_dim_v) { continue; }
+      Element* const to = output_pointer<Element>(params, work, id) + column;
+      Element const* const from = rows + row * kPitch + column;
+      if (p.out_by_tma) {
+        *reinterpret_cast<uint4*>(to) = *reinterpret_cast<uint4 const*>(from);
+      } else {
+        CUTE_NO_UNROLL
+        for (int c = 0; c < kPiece; ++c) { to[c] = from[c]; }
+      }
+      if (column == 0 && p.lse != nullptr) {
+        store_lse(params, work, id, {0.0F, shared.parts_ends[row * 2], shared.parts_ends[row * 2 + 1]});
+      }
     }
   }
 };

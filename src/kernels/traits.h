@@ -121,8 +121,10 @@ struct AttentionTraits {
   static constexpr int kBytesV = kKeys * kHeadDimV * sizeof(Element);
 
   static constexpr int kSharedLimit = 228 * 1024 / kTile.per_sm - 1024;
-  static constexpr int kPartsLse = kDecode ? kMostCluster * kMergeRows : 1;
-  static constexpr int kBarrierBytes = 1024 + kPartsLse * 4 + (kSwapped ? 512 + 4 * kElementsP : 0);  // and work items
+  static constexpr int kEndFloats = kSwapped ? 2 : 1;
+  static constexpr int kPartsEnds = kDecode ? kEndFloats * kMostCluster * kMergeRows : 1;
+  static constexpr int kBarrierBytes =  // and work items
+      kPartsEnds * 4 + (kSwapped ? 768 + 256 + 4 * kElementsP : 1024);
   // How many items the scheduler is ahead. Items of one query are short; where CTAs draw their tiles, each one ahead is
   // one that no other CTA can take.
   static constexpr int kWorkSlots = kConsumerWarpgroups == 1 ? 4 : 2;
@@ -146,10 +148,10 @@ struct AttentionTraits {
     uint64_t full[kStages];    // a block of K or V can be read
     uint64_t empty[kStages];   // every consumer warp is done with it
     uint64_t landed[kStages];  // a block of V has arrived, but some of its rows are still to be hidden
-    float across_warps[2][cutlass::NumWarpsPerWarpGroup][kSwapped ? kQueryRows : 2];
+    alignas(16) float across_warps[kSwapped ? kQueryRows : 1][cutlass::NumWarpsPerWarpGroup];
     uint64_t parts_full;   // all CTAs of the cluster have sent their parts of this one's columns
     uint64_t parts_empty;  // and have merged theirs
-    float parts_lse[kPartsLse];
+    alignas(16) float parts_ends[kPartsEnds];
     TileWork work[kWorkSlots];
     alignas(8) char source[kListed ? sizeof(WorkSource) : 8];  // the scheduler warp's state
     uint64_t work_full[kWorkSlots];
