@@ -86,6 +86,7 @@ class SwappedMainloop {
       sum_[c] = 0.0F;
     }
     if (work.range.empty()) {
+      sync_warpgroup(0);  // all have seen Q arrive: its barrier must not run ahead of one that waits
       after_scores();
     } else if (params_.softmax.softcap_inner == 0.0F) {
       all_blocks(work, read, after_scores, false_type{});
