@@ -72,7 +72,7 @@ class GatherLoader {
   using Pages = BlockPages<Traits::kKeys>;
 
   // How many groups of rows overlap their shuffles: more spill a producer's registers.
-  static constexpr int kUnroll = Traits::kConsumerWarpgroups == 1                              ? 4
+  static constexpr int kUnroll = Traits::kDecode                                               ? 4
                                  : Traits::kConsumerWarpgroups == 2 && Traits::kHeadDim <= 192 ? 2
                                                                                                : 1;
 

@@ -9,15 +9,15 @@
 
 namespace hopper_attention {
 
-// scores -> tanh(scores * inner), to be scaled by softcap with the softmax, as 1 - 2 / (exp(2x) + 1). Its absolute
-// error is below 1e-6, where tanh.approx has 5e-4, which the LSE would show. The exponential unit is what limits a
-// capped block: one reciprocal serves kSharing = 4 scores, 1 / a = b (c d) / (a b c d), where there are registers for
-// it. They are of one row, and of a block that needs no mask: bits of a score must not depend on memory that its query
-// does not see.
+// score -> tanh(score * inner), to be scaled by softcap with the softmax, as 1 - 2 / (exp(2x) + 1). Its absolute error
+// is below 1e-6, where tanh.approx has 5e-4, which the LSE would show.
 __device__ __forceinline__ float softcapped(float score, float inner) {
   return 1.0F - 2.0F * reciprocal_approx(exp2_approx(score * (2.0F * kLog2e * inner)) + 1.0F);
 }
 
+// The same for all scores of a thread. The exponential unit is what limits a capped block: one reciprocal serves
+// kSharing = 4 scores, 1 / a = b (c d) / (a b c d), where there are registers for it. They are of one row, and of a
+// block that needs no mask: bits of a score must not depend on memory that its query does not see.
 template <int kSharing, class Scores>
 __device__ __forceinline__ void apply_softcap(Scores& scores, float inner) {
   constexpr float kMostExponent = 26.0F;  // tanh is 1 - 3e-8 there, and the product of four stays finite

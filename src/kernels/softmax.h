@@ -46,8 +46,9 @@ __device__ __forceinline__ auto operand_view(Accumulator& acc) {
 template <int kHeadroom>
 struct OnlineSoftmax {
   static constexpr int kHeadroomOf = kHeadroom;
-  // Where O is rescaled seldom, the maximum moves only when scores exceed it by more than 2^kSlack. bf16 has the range
-  // for it; the largest probability of fp16 is half of what it holds already.
+  // Where O is rescaled seldom, the maximum moves only when scores exceed it by more than kSlack, in exponents of 2:
+  // probabilities reach 2^kSlack. bf16 has the range for it; the largest probability of fp16 is half of what it holds
+  // already.
   static constexpr int kSlack = kHeadroom == 0 ? 8 : 0;
 
   float scale_log2;               // scores -> exponents of 2

@@ -1,9 +1,10 @@
 // The consumer warpgroup of tiles with at most 16 query rows: S^T = K Q^T, online softmax down the columns, O^T += V^T
-// P^T. The keys take the rows of the WGMMA and the queries its columns, so that no multiplication is spent on idle rows
-// and a thread holds few scores: a block takes a quarter of the instructions that a tile of 64 rows needs, and most of
-// a short call is the time in which instructions arrive for the first time.
+// P^T. The keys take the rows of the WGMMA and the queries its columns, of which there may be 16 instead of 64 rows: a
+// block takes a quarter of the instructions that a tile of 64 rows needs, and most of a short call is the time in which
+// instructions arrive for the first time.
 //
-// Source of the method: operands swapped as in FlashInfer's XQA and FlashMLA; the online softmax is that of softmax.h.
+// Source of the method: operands swapped as in XQA (mha_sm90.cu of TensorRT-LLM and FlashInfer); the online softmax is
+// that of softmax.h.
 #pragma once
 
 #include "kernels/cute.h"

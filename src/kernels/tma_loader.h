@@ -21,7 +21,7 @@ struct TmaLoader {
 
   static constexpr uint64_t kStream = static_cast<uint64_t>(TMA::CacheHintSm90::EVICT_FIRST);  // read by one tile
   static constexpr uint64_t kKeep = static_cast<uint64_t>(TMA::CacheHintSm90::EVICT_LAST);     // read by many tiles
-  static constexpr uint64_t kHintKeys = Traits::kKeysReadOnce ? kStream : kKeep;
+  static constexpr uint64_t kHintKeys = Traits::kDecode ? kStream : kKeep;
 
   static constexpr int kBoxesAtOnce = 4;  // one by one, each would wait for the registers of the one before
 

@@ -58,10 +58,8 @@ struct AttentionTraits {
   // rounding of P. Figures in docs/performance-notes.md.
   static constexpr int kRowsUnderPv = kHeadDimV <= 64 ? 0 : kHeadDimV <= 128 ? 1 : 2;
 
-  // One warpgroup has so few queries that K and V are read by one tile of each head.
-  static constexpr bool kKeysReadOnce = kConsumerWarpgroups == 1;
-  // Tiles of which few rows hold a query: O is stored from registers, and the CTAs of a cluster may share a tile's
-  // keys.
+  // Tiles for few queries: K and V are read by one tile of each head, O is stored from registers, and the CTAs of a
+  // cluster may share a tile's keys.
   static constexpr bool kDecode = kConsumerWarpgroups == 1;
   static constexpr int kMergeRows = kSwapped ? kQueryRows : kMostMergeRows;
 
@@ -127,7 +125,7 @@ struct AttentionTraits {
       kPartsEnds * 4 + (kSwapped ? 768 + 256 + 4 * kElementsP : 1024);
   // How many items the scheduler is ahead. Items of one query are short; where CTAs draw their tiles, each one ahead is
   // one that no other CTA can take.
-  static constexpr int kWorkSlots = kConsumerWarpgroups == 1 ? 4 : 2;
+  static constexpr int kWorkSlots = kDecode ? 4 : 2;
   // O takes the place of its tile's Q. Where there is room for a second Q, the next tile's is loaded meanwhile. Tiles
   // of a cluster merge O in a buffer of its own.
   static constexpr bool kRoomForTwo = kConsumerWarpgroups * (kBytesQ + kSlabElementsO * int(sizeof(Element))) +
