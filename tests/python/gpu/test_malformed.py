@@ -76,6 +76,15 @@ def lies(name: str, right: torch.Tensor) -> dict[str, torch.Tensor]:
     return found
 
 
+def kept_by_kernels(name: str, target: torch.Tensor, sequences: int) -> torch.Tensor:
+    """Where nobody writes: in a schedule, all but the two counters of drawn items (`ScheduleFact` in schedule.h)."""
+    kept = torch.ones_like(target, dtype=torch.bool)
+    if name == "scheduler_metadata":
+        stride = (sequences + 3) // 4 * 4
+        kept[0] = kept[1 + 3 * stride + 3] = False
+    return kept
+
+
 def bases() -> dict[str, list[tuple[Batch, str]]]:
     """For each group: batches, and the argument that lies in them."""
     paged = batches.main_dims(Batch("paged", **SHAPE, keys="paged", causal=True, heads_q=8, num_splits=0))
@@ -140,7 +149,8 @@ def check(batch: Batch, name: str, append: bool) -> int:
             if append and n in "kv":
                 getattr(made, n).copy_(x)  # an append may write anywhere inside the cache
             assert same_bits(getattr(made, n), x), f"{said}: {n} was written"
-        assert torch.equal(target, wrong), f"{said}: the lie itself was written"
+        kept = kept_by_kernels(name, target, len(batch.q_lengths))
+        assert torch.equal(target[kept], wrong[kept]), f"{said}: the lie itself was written"
         target.copy_(right)
         results[0].view(torch.int16).fill_(batches.POISON_BITS)
         results[1].fill_(batches.LSE_POISON)
