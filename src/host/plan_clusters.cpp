@@ -27,12 +27,18 @@ int most_ctas_in_clusters(PlanRequest const& request, TileConfig const& tile, in
   return (size <= 2 ? sms : sms * 7 / 8) * tile.per_sm;
 }
 
-int forced_cluster(PlanRequest const& request, bool may_share) {
+// Each block merges its own columns of the tile, four at a time.
+constexpr int kColumnsAtOnce = 4;
+bool shares_columns(TileConfig const& tile, int size) { return tile.head_dim_v % (size * kColumnsAtOnce) == 0; }
+
+int forced_cluster(PlanRequest const& request, TileConfig const& tile, bool may_share) {
   int const size = request.forced.cluster;
   require(std::has_single_bit(static_cast<unsigned>(size)) && size <= kMostCluster,
           "cluster: must be a power of 2 up to ", kMostCluster, ", ", size, " was forced");
   require(may_share || size == 1, "cluster: ", request.rows_of_sequence(), " rows are more than ", kMostMergeRows,
           ", or num_splits is 1");
+  require(shares_columns(tile, size), "cluster: the ", tile.head_dim_v, " columns of the tile cannot be shared by ",
+          size, " blocks, ", kColumnsAtOnce, " at a time");
   return size;
 }
 
@@ -42,7 +48,8 @@ int widest_cluster(PlanRequest const& request, TileConfig const& tile, std::int6
   int const possible = request.device.sm_count < kSmsForLargestCluster ? kPortableCluster : kMostCluster;
   int const most = num_splits == 0 ? possible : std::min(possible, num_splits);
   int size = 1;
-  while (2 * size <= most && size < blocks && leaves_most_idle(request, size * tiles) &&
+  while (2 * size <= most && shares_columns(tile, 2 * size) && size < blocks &&
+         leaves_most_idle(request, size * tiles) &&
          2 * size * tiles <= most_ctas_in_clusters(request, tile, 2 * size)) {
     size *= 2;
   }
@@ -63,7 +70,7 @@ int cluster_size(PlanRequest const& request) {
   }
   TileConfig const tile = request.tile_row(request.decode_use()).tile;
   bool const may_share = problem.num_splits != 1 && request.rows_of_sequence() <= kMostMergeRows;
-  if (forced.cluster > 0) { return forced_cluster(request, may_share); }
+  if (forced.cluster > 0) { return forced_cluster(request, tile, may_share); }
   if (request.forces_tile() || forced.packed_heads != 0 || forced.heads_per_pass != 0) { return 0; }
 
   std::int64_t const tiles = std::int64_t{problem.batch} * request.scheduled_groups();

@@ -191,6 +191,13 @@ TEST_CASE("tiles: those of softcap are those without, which the schedule counts"
   }
 }
 
+TEST_CASE("plan: blocks of a cluster have columns that they can merge four at a time") {
+  CHECK(plan(problem(1, 1, 8192, 8, 1, 128), card(132)).cluster == 16);
+  Problem const p = problem(1, 1, 8192, 8, 1, 96);
+  CHECK(plan(p, card(132)).cluster == 8);
+  CHECK_THROWS_AS(testing::plan_with(p, card(132), {.cluster = 16}), InvalidArgument);
+}
+
 TEST_CASE("plan: the choice costs little time for very long sequences") {
   Plan const made = plan(problem(1, 1 << 24, 1 << 24, 4, 1, 128, true), card(132));
   CHECK(made.tile.keys == 176);

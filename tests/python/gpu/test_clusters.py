@@ -72,6 +72,11 @@ def batch_of(why: str, rows: str, layout: str, **options) -> Batch:
     return Batch(f"{why}, {rows}, {layout}", **fields)
 
 
+def shareable(size: int, head_dim: int, head_dim_v: int) -> int:
+    """Columns are merged four at a time, and 16 blocks would have six each of a tile's 96."""
+    return min(size, 8) if 64 < max(head_dim, head_dim_v) <= 96 else size
+
+
 def sizes_cases(kernel, size: int) -> Iterator[Batch]:
     """All rows; masks and layouts in turn, so that the sizes and kernels together meet every pair of them."""
     shift = SIZES.index(size) + MAIN.index(kernel)
@@ -79,7 +84,7 @@ def sizes_cases(kernel, size: int) -> Iterator[Batch]:
         layout = list(LAYOUTS)[(i + shift) % len(LAYOUTS)]
         mask = list(MASKS)[(i * 5 + shift) % len(MASKS)]
         yield batch_of(
-            f"cluster of {size}, {mask}", rows, layout, forced=(("cluster", size),), seed=i + shift,
+            f"cluster of {size}, {mask}", rows, layout, forced=(("cluster", shareable(size, *kernel[1])),), seed=i + shift,
             **on(kernel, **MASKS[mask]),
         )  # fmt: skip
 
@@ -134,7 +139,7 @@ def dims_cases(dtype: str, size: int) -> Iterator[Batch]:
             layout = list(LAYOUTS)[i % len(LAYOUTS)]
             yield batch_of(f"head dims {d} and {dv}, cluster of {size}", rows, layout, head_dim=d, head_dim_v=dv,
                            dtype=dtype, causal=i % 2 == 0, sinks="fp32" if i % 3 == 0 else "",
-                           forced=(("cluster", size),), seed=i)  # fmt: skip
+                           forced=(("cluster", shareable(size, d, dv)),), seed=i)  # fmt: skip
 
 
 @pytest.mark.parametrize("size", SIZES)
