@@ -91,6 +91,7 @@ __device__ __forceinline__ void publish(AttentionParams const& params, typename 
       work.last = item.place < 0;
       if (!work.last) { work = tile_work(params, Traits::kConsumerWarpgroups, Traits::kKeys, item, work.sequence); }
     } while (!work.last && work.queries.last < work.queries.first);
+    __syncwarp();  // every lane has waited, then one writes
     if (leader) {
       shared.work[write.slot] = work;
       arrive_barrier(shared.work_full[write.slot]);

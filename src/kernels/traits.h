@@ -46,7 +46,7 @@ struct AttentionTraits {
 
   // While one warpgroup computes exponentials, the other one multiplies: with wide heads the accumulators leave no time
   // to hide.
-  static constexpr bool kPingPong = kConsumerWarpgroups >= 2 && kHeadDim <= 128;
+  static constexpr bool kPingPong = kConsumerWarpgroups >= 2 && kHeadDimV <= 128;
   // O is rescaled after S is issued instead of after O += P V is done: with wide heads there is more of it to hide.
   static constexpr bool kRescaleBeforePv = kHeadDim > 128;
 
