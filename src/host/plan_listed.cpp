@@ -63,7 +63,9 @@ bool splitting_pays(PlanRequest const& request) {
   params.ctas = request.most_ctas(tile);
   params.may_split = true;
   params.bound_by_memory = decodes;
-  if (params.alike.units <= 1) { return false; }
+  // More units than can be counted are not shared out.
+  std::int64_t const units = std::int64_t{params.batch} * params.alike.tiles * params.alike.units;
+  if (params.alike.units <= 1 || units * request.scheduled_groups() > kMaxTiles) { return false; }
   return Schedule(params).by_units();
 }
 
