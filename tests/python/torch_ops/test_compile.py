@@ -13,6 +13,14 @@ from torch_ops.samples import EveryFunction, int32, model_inputs, values  # noqa
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}  # the model's matrix product may be compiled differently
 
 
+@pytest.fixture(scope="module", autouse=True)
+def own_compile_cache(tmp_path_factory):
+    """Inductor's cache on disk does not see that the schema of an operator has changed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("inductor")))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def fresh_compiler():
     torch._dynamo.reset()
