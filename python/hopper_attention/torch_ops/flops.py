@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import register_flop_formula
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+from torch.utils.flop_counter import FlopCounterMode, flop_registry, register_flop_formula
 
 from hopper_attention.torch_ops.operators import argument_names, by_name
 
@@ -86,6 +87,17 @@ def _register(name: str) -> None:
         return attention_flops(names, *args, out_val=out_val, **kwargs)
 
 
+def _tell_counters() -> None:
+    """A FlopCounterMode copies the formulas when it is made: those at work, under which the first call may have brought
+    this module in, get them too.
+    """
+    for mode in _get_current_dispatch_mode_stack():
+        counter = getattr(mode, "counter", None)
+        if isinstance(counter, FlopCounterMode):
+            counter.flop_registry = flop_registry | counter.flop_registry
+
+
 for _operator in ("fwd", "varlen_fwd", "kvcache", "kvcache_append"):
     _register(_operator)
     _register(f"{_operator}_out")
+_tell_counters()

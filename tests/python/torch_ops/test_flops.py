@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -35,6 +38,18 @@ def test_dense_is_torch_s_own_count():
     with FlopCounterMode(display=False) as counter, torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
         torch.nn.functional.scaled_dot_product_attention(*transposed)
     assert own == counter.get_total_flops() == 2 * 2 * 2 * HEADS * D * 5 * 9
+
+
+def test_the_first_call_of_all_is_counted():
+    code = """
+import torch, hopper_attention
+from torch.utils.flop_counter import FlopCounterMode
+q = torch.zeros(1, 2, 3, 8)
+with FlopCounterMode(display=False) as outer, FlopCounterMode(display=False) as inner:
+    hopper_attention.flash_attn_func(q, q, q)
+assert outer.get_total_flops() == inner.get_total_flops() == 2 * 3 * 16 * 2 * 2, outer.get_total_flops()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_dense():
