@@ -83,22 +83,28 @@ decltype(&cuLaunchKernelEx) driver_launch() {
   return function;
 }
 
+// What a launch says of `shape` beside its sizes, and how many attributes that takes. The driver's and the runtime's
+// differ in names only.
+template <class Attribute, class Value, class Id>
+unsigned set_attributes(LaunchShape const& shape, Attribute (&attributes)[2], Value Attribute::* value, Id overlap,
+                        Id cluster) {
+  unsigned count = 0;
+  if (shape.start == Start::kOverlap) {
+    attributes[count].id = overlap;
+    (attributes[count++].*value).programmaticStreamSerializationAllowed = 1;
+  }
+  if (shape.cluster > 1) {
+    attributes[count].id = cluster;
+    (attributes[count++].*value).clusterDim = {static_cast<unsigned>(shape.cluster), 1, 1};
+  }
+  return count;
+}
+
 // False: not started.
 bool launch_by_driver(cudaFunction_t kernel, LaunchShape const& shape, void** params, cudaStream_t stream) {
   auto* const launch = driver_launch();
   if (launch == nullptr) { return false; }
   CUlaunchAttribute attributes[2] = {};
-  unsigned count = 0;
-  if (shape.start == Start::kOverlap) {
-    CUlaunchAttribute& overlap = attributes[count++];
-    overlap.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
-    overlap.value.programmaticStreamSerializationAllowed = 1;
-  }
-  if (shape.cluster > 1) {
-    CUlaunchAttribute& cluster = attributes[count++];
-    cluster.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
-    cluster.value.clusterDim = {static_cast<unsigned>(shape.cluster), 1, 1};
-  }
   CUlaunchConfig config{};
   config.gridDimX = shape.grid.x;
   config.gridDimY = shape.grid.y;
@@ -109,30 +115,23 @@ bool launch_by_driver(cudaFunction_t kernel, LaunchShape const& shape, void** pa
   config.sharedMemBytes = static_cast<unsigned>(shape.shared_bytes);
   config.hStream = stream;
   config.attrs = attributes;
-  config.numAttrs = count;
+  config.numAttrs =
+      set_attributes(shape, attributes, &CUlaunchAttribute::value,
+                     CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION);
   return launch(&config, kernel, params, nullptr) == CUDA_SUCCESS;
 }
 
 cudaError_t launch_by_runtime(void const* function, LaunchShape const& shape, void** params, cudaStream_t stream) {
   cudaLaunchAttribute attributes[2] = {};
-  unsigned count = 0;
-  if (shape.start == Start::kOverlap) {
-    cudaLaunchAttribute& overlap = attributes[count++];
-    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    overlap.val.programmaticStreamSerializationAllowed = 1;
-  }
-  if (shape.cluster > 1) {
-    cudaLaunchAttribute& cluster = attributes[count++];
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim = {static_cast<unsigned>(shape.cluster), 1, 1};
-  }
   cudaLaunchConfig_t config{};
   config.gridDim = shape.grid;
   config.blockDim = dim3(static_cast<unsigned>(shape.threads));
   config.dynamicSmemBytes = static_cast<std::size_t>(shape.shared_bytes);
   config.stream = stream;
   config.attrs = attributes;
-  config.numAttrs = count;
+  config.numAttrs =
+      set_attributes(shape, attributes, &cudaLaunchAttribute::val, cudaLaunchAttributeProgrammaticStreamSerialization,
+                     cudaLaunchAttributeClusterDimension);
   return cudaLaunchKernelExC(&config, function, params);
 }
 
