@@ -44,6 +44,12 @@ nb::object call(PyObject* function, std::initializer_list<PyObject*> args = {}) 
 // Whether a dispatch mode or a transform has to see the call.
 bool is_watched() { return nb::cast<int>(call(torch.dispatch_modes)) != 0 || !call(torch.transform).is_none(); }
 
+// False for all while torch was not seen.
+bool is_plain_tensor(PyObject* x) {
+  auto* const type = reinterpret_cast<PyObject*>(Py_TYPE(x));
+  return type == torch.tensor_type || type == torch.parameter_type;
+}
+
 // Reads arguments of exact types, and remembers whether any was not.
 class Reader {
  public:
@@ -96,8 +102,7 @@ class Reader {
   // None is a tensor that is not given.
   Tensor tensor(PyObject* x) {
     if (x == Py_None) { return {}; }
-    auto* const type = reinterpret_cast<PyObject*>(Py_TYPE(x));
-    if ((type != torch.tensor_type && type != torch.parameter_type) || (grad_ && requires_grad(x))) {
+    if (!is_plain_tensor(x) || (grad_ && requires_grad(x))) {
       refuse();
       return {};
     }
@@ -370,6 +375,22 @@ PyObject* attend_cache(PyObject* /*module*/, PyObject* const* args, Py_ssize_t c
   });
 }
 
+// plain_arguments(list): see its docstring.
+PyObject* plain_arguments(PyObject* /*module*/, PyObject* const* args, Py_ssize_t count) {
+  if (!are_as_many("plain_arguments", count, 1)) { return nullptr; }
+  if (!PyList_CheckExact(args[0])) {
+    PyErr_SetString(PyExc_TypeError, "plain_arguments: a list is needed");
+    return nullptr;
+  }
+  for (Py_ssize_t i = 0; i < PyList_Size(args[0]); ++i) {
+    PyObject* const x = PyList_GetItem(args[0], i);
+    bool const plain =
+        x == Py_None || is_plain_tensor(x) || PyLong_CheckExact(x) || PyFloat_CheckExact(x) || PyList_CheckExact(x);
+    if (!plain) { Py_RETURN_NONE; }
+  }
+  return PyList_AsTuple(args[0]);
+}
+
 void use_torch(nb::object tensor, nb::object parameter, nb::object is_grad_enabled, nb::object dispatch_modes,
                nb::object transform, nb::object empty_like, nb::object empty_output, nb::object empty_lse,
                nb::object empty_workspace) {
@@ -416,6 +437,9 @@ void bind_attend(nb::module_& module) {
              "cache_batch_idx, cache_leftpad, new, /)\n--\n\n"
              "flash_attn_with_kvcache; as attend_dense. new: None, or (k, v, rotary_cos, rotary_sin, "
              "cu_seqlens_k_new, rotary_seqlens, rotary_interleaved)."),
+      method("plain_arguments", &plain_arguments,
+             "plain_arguments(arguments, /)\n--\n\n"
+             "The list as a tuple; None if it holds anything but plain torch tensors, None, ints, floats and lists."),
   };
   for (PyMethodDef& made : methods) {
     module.attr(made.ml_name) = nb::steal(PyCFunction_NewEx(&made, nullptr, nb::str("hopper_attention._core").ptr()));

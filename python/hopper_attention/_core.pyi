@@ -189,6 +189,11 @@ def attend_cache(q, k_cache, v_cache, softmax_scale, causal, window_size, attent
     flash_attn_with_kvcache; as attend_dense. new: None, or (k, v, rotary_cos, rotary_sin, cu_seqlens_k_new, rotary_seqlens, rotary_interleaved).
     """
 
+def plain_arguments(arguments, /):
+    """
+    The list as a tuple; None if it holds anything but plain torch tensors, None, ints, floats and lists.
+    """
+
 def use_torch(tensor: object, parameter: object, is_grad_enabled: object, dispatch_modes: object, transform: object, empty_like: object, empty_output: object, empty_lse: object, empty_workspace: object) -> None:
     """
     What attend_*() needs of torch: types of plain tensors; whether grad mode is on, how many dispatch modes and

@@ -27,7 +27,7 @@ LIMITS = {
     "paged, schedule made (2 launches)": 2.6,
     "paged, mixed batch (3 launches)": 2.8,
     "paged cache, append (2 launches)": 3.4,
-    "paged, through the dispatcher": 20.5,
+    "paged, through the dispatcher": 14.0,
 }
 
 

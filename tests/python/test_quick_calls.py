@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch", minversion="2.10")
 
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
-import hopper_attention.torch_ops  # noqa: E402  (its formulas have to be there before a counter is)
+from hopper_attention.bench.host import passing_mode  # noqa: E402
 
 SHORT = ("attend_dense", "attend_packed", "attend_cache")
 
@@ -139,6 +139,17 @@ def test_both_ways_launch_the_same(world, ways, function, changes):
     assert short == outcome(function, given)
     assert ways.taken == {"short": 1, "long": 1}
     assert short[0][0] == (1, 1 if function == "append" else 0)
+
+
+@pytest.mark.parametrize(("function", "changes"), PLAIN, ids=str)
+def test_operators_launch_the_same_in_the_short_way(world, ways, function, changes):
+    if isinstance(changes.get("cache_seqlens"), int):
+        changes = {**changes, "cache_seqlens": wrong_calls.ints(20, 40, 0)}  # operators take a tensor
+    given = arguments(world, function, changes)
+    direct = outcome(function, given)
+    with passing_mode():
+        assert direct == outcome(function, given)
+    assert ways.taken == {"short": 2, "long": 0}
 
 
 @pytest.mark.parametrize(

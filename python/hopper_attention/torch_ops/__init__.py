@@ -15,10 +15,12 @@ the same with _out (not get_scheduler_metadata): write into tensors that are giv
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
 
+from hopper_attention import _core, interface
 from hopper_attention.arguments import flag
 from hopper_attention.torch_ops import flops, kernels  # noqa: F401  (flops registers the formulas)
 from hopper_attention.torch_ops.calls import (
@@ -27,13 +29,14 @@ from hopper_attention.torch_ops.calls import (
     flags_of,
     given_arguments,
     number_of,
+    numbers_of,
     option,
     options_of,
     refuse_grads,
     scale_of,
 )
 from hopper_attention.torch_ops.fake import empty_lse, empty_output
-from hopper_attention.torch_ops.operators import SCHEMAS
+from hopper_attention.torch_ops.operators import SCHEMAS, argument_names
 
 __all__ = [
     "SCHEMAS",
@@ -46,33 +49,33 @@ __all__ = [
 ]
 
 _OPERATORS = {name: getattr(torch.ops.hopper_attention, name).default for name in SCHEMAS}
-_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, type(None), int, float, list))
-
-
-def _mode_to_call() -> Any:
-    """The innermost dispatch mode, if it is a user's and the first to see a call."""
-    modes = torch._C._len_torch_dispatch_stack()
-    if modes == 0 or torch._C._functorch.peek_interpreter_stack() is not None:
-        return None
-    mode = torch._C._get_dispatch_stack_at(modes - 1)
-    return None if hasattr(mode, "_mode_key") else mode  # torch's own: they fake, functionalize or trace
+_NAMES = {name: argument_names(name) for name in SCHEMAS}
+# What torch's dispatcher asks and does; each name of a path costs as much as some of these calls.
+_is_grad_enabled = torch.is_grad_enabled
+_modes, _transform = torch._C._len_torch_dispatch_stack, torch._C._functorch.peek_interpreter_stack
+_pop_mode, _push_mode = torch._C._pop_torch_dispatch_stack, torch._C._push_on_torch_dispatch_stack
 
 
 def _call(operator: str, row: list[Any]) -> Any:
     """Calls `operator`. Where a dispatch mode has to see a call of plain tensors, it is handed over here as torch's
     dispatcher does it, which would change every argument from Python to C++ and back before.
+
+    Raises NotImplementedError if grad mode is on and a tensor requires grad.
     """
     function = _OPERATORS[operator]
-    if torch.compiler.is_dynamo_compiling():
+    if _is_grad_enabled():
+        refuse_grads(_NAMES[operator], row)
+    if torch.compiler.is_dynamo_compiling() or _modes() == 0 or _transform() is not None:
         return function(*row)
-    mode = _mode_to_call()
-    if mode is None or not _PLAIN.issuperset(map(type, row)):
-        return function(*row)
-    torch._C._pop_torch_dispatch_stack(None)
-    try:
-        return mode.__torch_dispatch__(function, (), tuple(row), {})
-    finally:
-        torch._C._push_on_torch_dispatch_stack(mode)
+    arguments = _core.plain_arguments(row)
+    if arguments is not None:
+        mode = _pop_mode(None)
+        try:
+            if not hasattr(mode, "_mode_key"):
+                return mode.__torch_dispatch__(function, (), arguments, {})
+        finally:
+            _push_mode(mode)
+    return function(*row)  # tensors without memory, or a mode of torch's own: it fakes, functionalizes or traces
 
 
 def _attend(operator: str, first: list[Any], results: list[Any], more: list[Any], with_lse: int) -> Any:
@@ -97,19 +100,15 @@ def flash_attn_func(
     return_attn_probs=False, *, s_aux=None, out=None, softmax_lse=None, batch_invariant=False, workspace=None,
 ):  # fmt: skip
     """`hopper_attention.flash_attn_func` through torch.ops.hopper_attention.fwd or fwd_out."""
-    if torch.is_grad_enabled():
-        refuse_grads(
-            q=q, k=k, v=v, qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale, s_aux=s_aux, out=out,
-            softmax_lse=softmax_lse, workspace=workspace,
-        )  # fmt: skip
     scale, softcap = scale_of(softmax_scale), number_of("softcap", softcap)
     check_hints(pack_gqa, deterministic)
     flags = flags_of(causal, batch_invariant, return_attn_probs, "return_attn_probs")
     options = options_of(window_size, attention_chunk, sm_margin)
     more = [s_aux, option("num_splits", num_splits, 1), flags]
-    rare = [qv, q_descale, k_descale, v_descale]
-    if scale is not None or softcap != 0 or options is not None or any(x is not None for x in rare):
-        more += [scale, softcap, options, *rare]
+    if not (qv is q_descale is k_descale is v_descale is None):
+        more += [scale, softcap, options, qv, q_descale, k_descale, v_descale]
+    else:
+        more += numbers_of(scale, softcap, options)
     return _attend("fwd", [q, k, v], [out, softmax_lse, workspace], more, flags & kernels.LSE)
 
 
@@ -124,11 +123,6 @@ def flash_attn_varlen_func(
 
     A max_seqlen_* that is a tensor is not read: the bound is what the shapes allow.
     """
-    if torch.is_grad_enabled():
-        refuse_grads(
-            q=q, k=k, v=v, qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale, s_aux=s_aux, out=out,
-            softmax_lse=softmax_lse, workspace=workspace,
-        )  # fmt: skip
     scale, softcap = scale_of(softmax_scale), number_of("softcap", softcap)
     check_hints(pack_gqa, deterministic)
     flags = flags_of(causal, batch_invariant, return_attn_probs, "return_attn_probs")
@@ -137,12 +131,12 @@ def flash_attn_varlen_func(
         cu_seqlens_k, seqused_k, page_table, scheduler_metadata, s_aux, option("num_splits", num_splits, 1), flags,
         bound("max_seqlen_q", max_seqlen_q), bound("max_seqlen_k", max_seqlen_k),
     ]  # fmt: skip
-    rare = [seqused_q, qv, q_descale, k_descale, v_descale, cp_tot_seqused_k]
-    if scale is not None or softcap != 0 or options is not None or any(x is not None for x in rare):
-        more += [scale, softcap, options, *rare]
-    return _attend(
-        "varlen_fwd", [q, k, v, cu_seqlens_q], [out, softmax_lse, workspace], more, flags & kernels.LSE
-    )  # fmt: skip
+    if not (seqused_q is qv is q_descale is k_descale is v_descale is cp_tot_seqused_k is None):
+        more += [scale, softcap, options, seqused_q, qv, q_descale, k_descale, v_descale, cp_tot_seqused_k]
+    else:
+        more += numbers_of(scale, softcap, options)
+    first, results = [q, k, v, cu_seqlens_q], [out, softmax_lse, workspace]
+    return _attend("varlen_fwd", first, results, more, flags & kernels.LSE)
 
 
 def flash_attn_with_kvcache(
@@ -155,12 +149,6 @@ def flash_attn_with_kvcache(
     workspace=None,
 ):  # fmt: skip
     """`hopper_attention.flash_attn_with_kvcache` through kvcache or, with k and v, kvcache_append, or their _out."""
-    if torch.is_grad_enabled():
-        refuse_grads(
-            q=q, k_cache=k_cache, v_cache=v_cache, k=k, v=v, qv=qv, rotary_cos=rotary_cos, rotary_sin=rotary_sin,
-            q_descale=q_descale, k_descale=k_descale, v_descale=v_descale, s_aux=s_aux, out=out,
-            softmax_lse=softmax_lse, workspace=workspace,
-        )  # fmt: skip
     if cache_seqlens is not None and not isinstance(cache_seqlens, torch.Tensor):
         batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
         cache_seqlens = torch.full((batch,), cache_seqlens, dtype=torch.int32, device=q.device)
@@ -177,9 +165,13 @@ def flash_attn_with_kvcache(
         *more, cache_seqlens, page_table, cu_seqlens_q, scheduler_metadata, s_aux, option("num_splits", num_splits, 0),
         flags, bound("max_seqlen_q", max_seqlen_q),
     ]  # fmt: skip
-    rare = [cache_batch_idx, cache_leftpad, qv, q_descale, k_descale, v_descale, cp_tot_seqused_k]
-    if scale is not None or softcap != 0 or options is not None or any(x is not None for x in rare):
-        more += [scale, softcap, options, *rare]
+    if not (cache_batch_idx is cache_leftpad is qv is q_descale is k_descale is v_descale is cp_tot_seqused_k is None):
+        more += [
+            scale, softcap, options, cache_batch_idx, cache_leftpad, qv, q_descale, k_descale, v_descale,
+            cp_tot_seqused_k,
+        ]  # fmt: skip
+    else:
+        more += numbers_of(scale, softcap, options)
     return _attend(operator, [q, k_cache, v_cache], [out, softmax_lse, workspace], more, flags & kernels.LSE)
 
 
@@ -214,3 +206,6 @@ def get_scheduler_metadata(*args, **kwargs):
         return _OPERATORS["get_scheduler_metadata"](**given)
     _OPERATORS["get_scheduler_metadata_out"](**given)
     return given["out"]
+
+
+interface.operators = sys.modules[__name__]

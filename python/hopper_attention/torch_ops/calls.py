@@ -95,11 +95,15 @@ def refuse_grad(name: str, value: torch.Tensor) -> None:
 
 def bound(name: str, value: Any) -> Any:
     """max_seqlen_* of an operator."""
+    if type(value) is int:
+        return value
     value = None if value is None else _integer(name, value)
     return -1 if value is None else value
 
 
 def option(name: str, value: Any, default: int) -> Any:
+    if type(value) is int:
+        return value
     return default if value is None else _integer(name, value)
 
 
@@ -126,6 +130,10 @@ def options_of(
     window_size: Any, attention_chunk: Any, sm_margin: Any, cp_world_size: Any = 1, cp_rank: Any = 0
 ) -> list[Any] | None:
     """`options` of an operator; None where all are defaults."""
+    if type(attention_chunk) is type(sm_margin) is type(cp_world_size) is type(cp_rank) is int:  # as nearly always
+        others = attention_chunk != 0 or sm_margin != 0 or cp_world_size != 1 or cp_rank != 0
+        if not others and type(window_size) is tuple and window_size == (-1, -1):
+            return None
     left, right = (-1, -1) if window_size is None else window(window_size)
     chunk = option("attention_chunk", attention_chunk, 0)
     margin = option("sm_margin", sm_margin, 0)
@@ -133,6 +141,13 @@ def options_of(
     if left == right == -1 and chunk == margin == rank == 0 and world == 1:
         return None
     return [left, right, chunk, margin, world, rank]
+
+
+def numbers_of(scale: float | None, softcap: float, options: list[Any] | None) -> list[Any]:
+    """The arguments of an operator behind `flags` and bounds, where no tensor follows: as many as are needed."""
+    if options is not None:
+        return [scale, softcap, options]
+    return [] if scale is None and softcap == 0 else [scale, softcap]
 
 
 def check_hints(pack_gqa: Any, deterministic: Any) -> None:
@@ -143,8 +158,8 @@ def check_hints(pack_gqa: Any, deterministic: Any) -> None:
         flag("deterministic", deterministic)
 
 
-def refuse_grads(**tensors: Any) -> None:
-    """NotImplementedError for the first that requires grad."""
-    for name, x in tensors.items():
+def refuse_grads(names: tuple[str, ...], row: list[Any]) -> None:
+    """NotImplementedError for the first tensor of `row` that requires grad."""
+    for name, x in zip(names, row, strict=False):
         if isinstance(x, torch.Tensor):
             refuse_grad(name, x)

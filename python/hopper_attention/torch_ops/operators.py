@@ -88,10 +88,25 @@ def _second(result: Any) -> torch.Tensor:
 
 
 for _name, _written in (("fwd", ()), ("varlen_fwd", ()), ("kvcache", ()), ("kvcache_append", _CACHES)):
-    _kernel, _kernel_out = getattr(kernels, _name), getattr(kernels, f"{_name}_out")
-    _pair = "(Tensor out, Tensor softmax_lse)"
-    _define(_name, _kernel, _kernel, fake.attention, returns=_pair, written=_written)
-    _define(f"{_name}_out", _kernel_out, _kernel_out, fake.nothing, returns="()", written=(*_written, *_RESULTS))
+    _kernel = getattr(kernels, f"{_name}_out")
+    _define(
+        _name,
+        _kernel,
+        kernels.allocating(_kernel),
+        fake.attention,
+        returns="(Tensor out, Tensor softmax_lse)",
+        without=(*_RESULTS, "new"),
+        written=_written,
+    )
+    _define(
+        f"{_name}_out",
+        _kernel,
+        _kernel,
+        fake.nothing,
+        returns="()",
+        without=("new",),
+        written=(*_written, *_RESULTS),
+    )
 
 _define_of_function(
     "combine",
