@@ -78,19 +78,20 @@ def _call(operator: str, row: list[Any]) -> Any:
     return function(*row)  # tensors without memory, or a mode of torch's own: it fakes, functionalizes or traces
 
 
-def _attend(operator: str, first: list[Any], results: list[Any], more: list[Any], with_lse: int) -> Any:
-    """Calls the form of `operator` that allocates, or, if any of `results` (out, softmax_lse, workspace) is given, the
-    form that writes. first: the arguments before them, with q and v in places 0 and 2; more: those after.
+def _attend(operator: str, row: list[Any], place: int, with_lse: int) -> Any:
+    """Calls the form of `operator` that allocates, or, if out, softmax_lse or workspace is given, the form that writes.
+
+    row: the arguments of the latter, q and v in places 0 and 2, those three from `place` on.
     """
-    out, lse, workspace = results
-    if out is None and lse is None and workspace is None:
-        out, lse = _call(operator, first + more)
+    out, lse, workspace = row[place : place + 3]
+    if out is lse is workspace is None:
+        out, lse = _call(operator, row[:place] + row[place + 3 :])
         return (out, lse) if with_lse else out
     if out is None:
-        out = empty_output(first[0], first[2])
+        out = row[place] = empty_output(row[0], row[2])
     if with_lse and lse is None:
-        lse = empty_lse(first[0])
-    _call(operator + "_out", [*first, out, lse, workspace, *more])
+        lse = row[place + 1] = empty_lse(row[0])
+    _call(operator + "_out", row)
     return (out, lse) if with_lse else out
 
 
@@ -104,12 +105,12 @@ def flash_attn_func(
     check_hints(pack_gqa, deterministic)
     flags = flags_of(causal, batch_invariant, return_attn_probs, "return_attn_probs")
     options = options_of(window_size, attention_chunk, sm_margin)
-    more = [s_aux, option("num_splits", num_splits, 1), flags]
+    row = [q, k, v, out, softmax_lse, workspace, s_aux, option("num_splits", num_splits, 1), flags]
     if not (qv is q_descale is k_descale is v_descale is None):
-        more += [scale, softcap, options, qv, q_descale, k_descale, v_descale]
+        row += [scale, softcap, options, qv, q_descale, k_descale, v_descale]
     else:
-        more += numbers_of(scale, softcap, options)
-    return _attend("fwd", [q, k, v], [out, softmax_lse, workspace], more, flags & kernels.LSE)
+        row += numbers_of(scale, softcap, options)
+    return _attend("fwd", row, 3, flags & kernels.LSE)
 
 
 def flash_attn_varlen_func(
@@ -127,16 +128,16 @@ def flash_attn_varlen_func(
     check_hints(pack_gqa, deterministic)
     flags = flags_of(causal, batch_invariant, return_attn_probs, "return_attn_probs")
     options = options_of(window_size, attention_chunk, sm_margin, cp_world_size, cp_rank)
-    more = [
-        cu_seqlens_k, seqused_k, page_table, scheduler_metadata, s_aux, option("num_splits", num_splits, 1), flags,
-        bound("max_seqlen_q", max_seqlen_q), bound("max_seqlen_k", max_seqlen_k),
+    row = [
+        q, k, v, cu_seqlens_q, out, softmax_lse, workspace, cu_seqlens_k, seqused_k, page_table, scheduler_metadata,
+        s_aux, option("num_splits", num_splits, 1), flags, bound("max_seqlen_q", max_seqlen_q),
+        bound("max_seqlen_k", max_seqlen_k),
     ]  # fmt: skip
     if not (seqused_q is qv is q_descale is k_descale is v_descale is cp_tot_seqused_k is None):
-        more += [scale, softcap, options, seqused_q, qv, q_descale, k_descale, v_descale, cp_tot_seqused_k]
+        row += [scale, softcap, options, seqused_q, qv, q_descale, k_descale, v_descale, cp_tot_seqused_k]
     else:
-        more += numbers_of(scale, softcap, options)
-    first, results = [q, k, v, cu_seqlens_q], [out, softmax_lse, workspace]
-    return _attend("varlen_fwd", first, results, more, flags & kernels.LSE)
+        row += numbers_of(scale, softcap, options)
+    return _attend("varlen_fwd", row, 4, flags & kernels.LSE)
 
 
 def flash_attn_with_kvcache(
@@ -158,21 +159,22 @@ def flash_attn_with_kvcache(
     if rotary_interleaved is not True and not flag("rotary_interleaved", rotary_interleaved):
         flags |= kernels.HALVES
     options = options_of(window_size, attention_chunk, sm_margin, cp_world_size, cp_rank)
-    new = [k, v, rotary_cos, rotary_sin, rotary_seqlens, cu_seqlens_k_new]
-    operator = "kvcache_append" if any(x is not None for x in new[:5]) else "kvcache"
-    more = new if operator == "kvcache_append" else []
-    more = [
-        *more, cache_seqlens, page_table, cu_seqlens_q, scheduler_metadata, s_aux, option("num_splits", num_splits, 0),
+    row = [q, k_cache, v_cache, out, softmax_lse, workspace]
+    appends = not (k is v is rotary_cos is rotary_sin is rotary_seqlens is None)
+    if appends:
+        row += [k, v, rotary_cos, rotary_sin, rotary_seqlens, cu_seqlens_k_new]
+    row += [
+        cache_seqlens, page_table, cu_seqlens_q, scheduler_metadata, s_aux, option("num_splits", num_splits, 0),
         flags, bound("max_seqlen_q", max_seqlen_q),
     ]  # fmt: skip
     if not (cache_batch_idx is cache_leftpad is qv is q_descale is k_descale is v_descale is cp_tot_seqused_k is None):
-        more += [
+        row += [
             scale, softcap, options, cache_batch_idx, cache_leftpad, qv, q_descale, k_descale, v_descale,
             cp_tot_seqused_k,
         ]  # fmt: skip
     else:
-        more += numbers_of(scale, softcap, options)
-    return _attend(operator, [q, k_cache, v_cache], [out, softmax_lse, workspace], more, flags & kernels.LSE)
+        row += numbers_of(scale, softcap, options)
+    return _attend("kvcache_append" if appends else "kvcache", row, 3, flags & kernels.LSE)
 
 
 def flash_attn_combine(*args, **kwargs):

@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch")
 import hopper_attention  # noqa: E402
 from gpu import batches, support  # noqa: E402
 from gpu.batches import Batch, attend, fail, main_dims, make, require_same  # noqa: E402
+from gpu.support import Case  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
@@ -254,6 +255,34 @@ def test_calls_do_not_synchronise():
     assert not waited, "the call came back only after the kernels before it"
     assert torch.equal(again, metadata), "metadata differs from run to run"
     require_same(case, "behind a long kernel", results, expected)
+
+
+def calls_with_everything_given() -> dict:
+    """Name -> call of each function, with its results and workspace."""
+    case = main_dims(Batch("everything given", (1, 70, 0), (900, 70, 5), keys="paged", causal=True, num_splits=0))
+    made = make(case)
+    results, metadata = batches.new_results(made), batches.schedule(made)
+    dense = support.main_dims(Case("everything given", 70, 900, causal=True))
+    tensors = support.make_inputs(dense)
+    out, lse = support.attend(dense, tensors)
+    others, merged = (out.clone(), lse.clone()), (out.clone(), lse.clone())
+    workspace = torch.empty(64 << 20, dtype=torch.uint8, device=support.DEVICE)
+    return {
+        "dense": lambda: support.attend(dense, tensors, out=out, softmax_lse=lse, workspace=workspace),
+        "paged": lambda: attend(made, results, workspace=workspace),
+        "paged, metadata": lambda: attend(made, results, workspace=workspace, scheduler_metadata=metadata),
+        "metadata": lambda: batches.schedule(made, out=metadata),
+        "merge": lambda: hopper_attention.merge_states(out, lse, *others, out=merged[0], lse=merged[1]),
+    }
+
+
+@pytest.mark.parametrize("name", ["dense", "paged", "paged, metadata", "metadata", "merge"])
+def test_nothing_is_allocated_where_everything_is_given(name):
+    call = calls_with_everything_given()[name]
+    call()
+    before = torch.cuda.memory_stats()["allocation.all.allocated"]
+    call()
+    assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
 
 
 def test_bounds_on_the_gpu_are_refused_during_capture():
