@@ -24,16 +24,13 @@ from hopper_attention import _core, interface
 from hopper_attention.arguments import flag
 from hopper_attention.torch_ops import flops, kernels  # noqa: F401  (flops registers the formulas)
 from hopper_attention.torch_ops.calls import (
+    NO_NUMBERS,
     bound,
-    check_hints,
     flags_of,
     given_arguments,
-    number_of,
     numbers_of,
     option,
-    options_of,
     refuse_grads,
-    scale_of,
 )
 from hopper_attention.torch_ops.fake import empty_lse, empty_output
 from hopper_attention.torch_ops.operators import SCHEMAS, argument_names
@@ -101,15 +98,12 @@ def flash_attn_func(
     return_attn_probs=False, *, s_aux=None, out=None, softmax_lse=None, batch_invariant=False, workspace=None,
 ):  # fmt: skip
     """`hopper_attention.flash_attn_func` through torch.ops.hopper_attention.fwd or fwd_out."""
-    scale, softcap = scale_of(softmax_scale), number_of("softcap", softcap)
-    check_hints(pack_gqa, deterministic)
-    flags = flags_of(causal, batch_invariant, return_attn_probs, "return_attn_probs")
-    options = options_of(window_size, attention_chunk, sm_margin)
+    flags = flags_of(causal, batch_invariant, return_attn_probs, "return_attn_probs", pack_gqa, deterministic)
+    numbers = numbers_of(softmax_scale, softcap, window_size, attention_chunk, sm_margin)
     row = [q, k, v, out, softmax_lse, workspace, s_aux, option("num_splits", num_splits, 1), flags]
+    row += numbers
     if not (qv is q_descale is k_descale is v_descale is None):
-        row += [scale, softcap, options, qv, q_descale, k_descale, v_descale]
-    else:
-        row += numbers_of(scale, softcap, options)
+        row += [*NO_NUMBERS[len(numbers) :], qv, q_descale, k_descale, v_descale]
     return _attend("fwd", row, 3, flags & kernels.LSE)
 
 
@@ -124,19 +118,16 @@ def flash_attn_varlen_func(
 
     A max_seqlen_* that is a tensor is not read: the bound is what the shapes allow.
     """
-    scale, softcap = scale_of(softmax_scale), number_of("softcap", softcap)
-    check_hints(pack_gqa, deterministic)
-    flags = flags_of(causal, batch_invariant, return_attn_probs, "return_attn_probs")
-    options = options_of(window_size, attention_chunk, sm_margin, cp_world_size, cp_rank)
+    flags = flags_of(causal, batch_invariant, return_attn_probs, "return_attn_probs", pack_gqa, deterministic)
+    numbers = numbers_of(softmax_scale, softcap, window_size, attention_chunk, sm_margin, cp_world_size, cp_rank)
     row = [
         q, k, v, cu_seqlens_q, out, softmax_lse, workspace, cu_seqlens_k, seqused_k, page_table, scheduler_metadata,
         s_aux, option("num_splits", num_splits, 1), flags, bound("max_seqlen_q", max_seqlen_q),
         bound("max_seqlen_k", max_seqlen_k),
     ]  # fmt: skip
+    row += numbers
     if not (seqused_q is qv is q_descale is k_descale is v_descale is cp_tot_seqused_k is None):
-        row += [scale, softcap, options, seqused_q, qv, q_descale, k_descale, v_descale, cp_tot_seqused_k]
-    else:
-        row += numbers_of(scale, softcap, options)
+        row += [*NO_NUMBERS[len(numbers) :], seqused_q, qv, q_descale, k_descale, v_descale, cp_tot_seqused_k]
     return _attend("varlen_fwd", row, 4, flags & kernels.LSE)
 
 
@@ -153,12 +144,10 @@ def flash_attn_with_kvcache(
     if cache_seqlens is not None and not isinstance(cache_seqlens, torch.Tensor):
         batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
         cache_seqlens = torch.full((batch,), cache_seqlens, dtype=torch.int32, device=q.device)
-    scale, softcap = scale_of(softmax_scale), number_of("softcap", softcap)
-    check_hints(pack_gqa, False)
-    flags = flags_of(causal, batch_invariant, return_softmax_lse, "return_softmax_lse")
+    flags = flags_of(causal, batch_invariant, return_softmax_lse, "return_softmax_lse", pack_gqa)
     if rotary_interleaved is not True and not flag("rotary_interleaved", rotary_interleaved):
         flags |= kernels.HALVES
-    options = options_of(window_size, attention_chunk, sm_margin, cp_world_size, cp_rank)
+    numbers = numbers_of(softmax_scale, softcap, window_size, attention_chunk, sm_margin, cp_world_size, cp_rank)
     row = [q, k_cache, v_cache, out, softmax_lse, workspace]
     appends = not (k is v is rotary_cos is rotary_sin is rotary_seqlens is None)
     if appends:
@@ -167,13 +156,12 @@ def flash_attn_with_kvcache(
         cache_seqlens, page_table, cu_seqlens_q, scheduler_metadata, s_aux, option("num_splits", num_splits, 0),
         flags, bound("max_seqlen_q", max_seqlen_q),
     ]  # fmt: skip
+    row += numbers
     if not (cache_batch_idx is cache_leftpad is qv is q_descale is k_descale is v_descale is cp_tot_seqused_k is None):
         row += [
-            scale, softcap, options, cache_batch_idx, cache_leftpad, qv, q_descale, k_descale, v_descale,
+            *NO_NUMBERS[len(numbers) :], cache_batch_idx, cache_leftpad, qv, q_descale, k_descale, v_descale,
             cp_tot_seqused_k,
         ]  # fmt: skip
-    else:
-        row += numbers_of(scale, softcap, options)
     return _attend("kvcache_append" if appends else "kvcache", row, 3, flags & kernels.LSE)
 
 

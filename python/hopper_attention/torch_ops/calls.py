@@ -112,12 +112,16 @@ def number_of(name: str, value: Any) -> float:
     return value if type(value) is float else number(name, value)
 
 
-def scale_of(softmax_scale: Any) -> float | None:
-    return None if softmax_scale is None else number_of("softmax_scale", softmax_scale)
-
-
-def flags_of(causal: Any, batch_invariant: Any, return_lse: Any, flag_name: str) -> int:
-    """The bits of the flags that all attention operators have."""
+def flags_of(
+    causal: Any, batch_invariant: Any, return_lse: Any, flag_name: str, pack_gqa: Any, deterministic: Any = False
+) -> int:
+    """The bits of the flags that all attention operators have. flag_name: of return_lse. TypeError for values, those of
+    the hints pack_gqa and deterministic too, that are no flags.
+    """
+    if pack_gqa is not None:
+        flag("pack_gqa", pack_gqa)
+    if deterministic is not False:
+        flag("deterministic", deterministic)
     flags = kernels.CAUSAL if causal is True or (causal is not False and flag("causal", causal)) else 0
     if batch_invariant is True or (batch_invariant is not False and flag("batch_invariant", batch_invariant)):
         flags |= kernels.INVARIANT
@@ -126,8 +130,31 @@ def flags_of(causal: Any, batch_invariant: Any, return_lse: Any, flag_name: str)
     return flags
 
 
+NO_NUMBERS = [None, 0.0, None]
+
+
+def numbers_of(
+    softmax_scale: Any,
+    softcap: Any,
+    window_size: Any,
+    attention_chunk: Any,
+    sm_margin: Any,
+    cp_world_size: Any = 1,
+    cp_rank: Any = 0,
+) -> list[Any]:
+    """softmax_scale, softcap and options of an operator, as many as differ from NO_NUMBERS."""
+    if softmax_scale is not None and type(softmax_scale) is not float:
+        softmax_scale = number("softmax_scale", softmax_scale)
+    if type(softcap) is not float:
+        softcap = number("softcap", softcap)
+    options = options_of(window_size, attention_chunk, sm_margin, cp_world_size, cp_rank)
+    if options is not None:
+        return [softmax_scale, softcap, options]
+    return [] if softmax_scale is None and softcap == 0 else [softmax_scale, softcap]
+
+
 def options_of(
-    window_size: Any, attention_chunk: Any, sm_margin: Any, cp_world_size: Any = 1, cp_rank: Any = 0
+    window_size: Any, attention_chunk: Any, sm_margin: Any, cp_world_size: Any, cp_rank: Any
 ) -> list[Any] | None:
     """`options` of an operator; None where all are defaults."""
     if type(attention_chunk) is type(sm_margin) is type(cp_world_size) is type(cp_rank) is int:  # as nearly always
@@ -141,21 +168,6 @@ def options_of(
     if left == right == -1 and chunk == margin == rank == 0 and world == 1:
         return None
     return [left, right, chunk, margin, world, rank]
-
-
-def numbers_of(scale: float | None, softcap: float, options: list[Any] | None) -> list[Any]:
-    """The arguments of an operator behind `flags` and bounds, where no tensor follows: as many as are needed."""
-    if options is not None:
-        return [scale, softcap, options]
-    return [] if scale is None and softcap == 0 else [scale, softcap]
-
-
-def check_hints(pack_gqa: Any, deterministic: Any) -> None:
-    """TypeError for hints, which have no effect, that are no flags."""
-    if pack_gqa is not None:
-        flag("pack_gqa", pack_gqa)
-    if deterministic is not False:
-        flag("deterministic", deterministic)
 
 
 def refuse_grads(names: tuple[str, ...], row: list[Any]) -> None:
