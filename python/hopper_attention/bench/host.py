@@ -168,18 +168,21 @@ def bare_operator(call: Callable[[], Any], library: str) -> Callable[[], Any]:
     """
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    seen = []
+    class Found(Exception):
+        """Ends the call: a mode cannot return lists of tensors, which some operators give."""
 
-    class Recording(TorchDispatchMode):
+    class Looking(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            seen.append((func, args, kwargs or {}))
+            if library in str(func):
+                raise Found(func, args, kwargs or {})
             return func(*args, **(kwargs or {}))
 
-    with Recording():
-        call()
-    for func, args, kwargs in seen:
-        if library in str(func):
-            return lambda: func(*args, **kwargs)
+    try:
+        with Looking():
+            call()
+    except Found as found:
+        func, args, kwargs = found.args
+        return lambda: func(*args, **kwargs)
     raise ValueError(f"the call has no operator of {library}")
 
 
