@@ -27,9 +27,8 @@ int most_ctas_in_clusters(PlanRequest const& request, TileConfig const& tile, in
   return (size <= 2 ? sms : sms * 7 / 8) * tile.per_sm;
 }
 
-// Each block merges its own columns of the tile, four at a time.
-constexpr int kColumnsAtOnce = 4;
-bool shares_columns(TileConfig const& tile, int size) { return tile.head_dim_v % (size * kColumnsAtOnce) == 0; }
+// Each block merges its own columns of the tile.
+bool shares_columns(TileConfig const& tile, int size) { return tile.head_dim_v % (size * kMergeColumns) == 0; }
 
 int forced_cluster(PlanRequest const& request, TileConfig const& tile, bool may_share) {
   int const size = request.forced.cluster;
@@ -38,7 +37,7 @@ int forced_cluster(PlanRequest const& request, TileConfig const& tile, bool may_
   require(may_share || size == 1, "cluster: ", request.rows_of_sequence(), " rows are more than ", kMostMergeRows,
           ", or num_splits is 1");
   require(shares_columns(tile, size), "cluster: the ", tile.head_dim_v, " columns of the tile cannot be shared by ",
-          size, " blocks, ", kColumnsAtOnce, " at a time");
+          size, " blocks, ", kMergeColumns, " at a time");
   return size;
 }
 

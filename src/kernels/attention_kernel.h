@@ -147,7 +147,7 @@ __device__ __forceinline__ TileWork const& wait_work(typename Traits::SharedStor
 template <class Traits>
 __device__ __forceinline__ void release_work(typename Traits::SharedStorage& shared, WorkState<Traits> const& read) {
   __syncwarp();
-  if (threadIdx.x % 32 == 0) { arrive_barrier(shared.work_empty[read.slot]); }
+  if (threadIdx.x % 32 == kActingLane) { arrive_barrier(shared.work_empty[read.slot]); }
 }
 
 // Calls `body(work)` for every item of this CTA. All lanes of a warp.
@@ -196,7 +196,7 @@ __device__ __forceinline__ void produce(AttentionParams const& params, typename 
     for_each_work<Traits>(shared, [&](TileWork const& work) {
       loader.load_queries(work, write);
       ++write;
-      if (gathered && loader.lane == 0) { gather.announce(work, landed); }
+      if (gathered && loader.lane == kActingLane) { gather.announce(work, landed); }
     });
   } else if (warp == ProducerWarp::kValues) {
     RingState<Traits::kStages> read;

@@ -11,6 +11,7 @@
 #include "kernels/ring.h"
 #include "kernels/softmax.h"
 #include "kernels/thread_rows.h"
+#include "kernels/tile_geometry.h"
 #include "kernels/tile_work.h"
 #include "kernels/turns.h"
 
@@ -197,8 +198,8 @@ class ClusterMerge {
     OutputRow const id = output_row(params_, work, work.queries.first, row);
     bool const exists = row < existing && id.exists;
     CUTE_NO_UNROLL
-    for (int first = 0; first * 4 < columns(); first += quads_at_once) {  // the same in all lanes
-      int const column = (first + (thread_ >> (group_bits + row_bits))) * 4;
+    for (int first = 0; first * kMergeColumns < columns(); first += quads_at_once) {  // the same in all lanes
+      int const column = (first + (thread_ >> (group_bits + row_bits))) * kMergeColumns;
       PartEnd ends[kEndsAtOnce];
       float top = -INFINITY;
       float sum = 0.0F;
@@ -259,17 +260,17 @@ class ClusterMerge {
       return;
     }
     if (p.sinks != nullptr) { end = end_row(top, sum, sink_log2(p.sinks, p.sinks_type, id.head)); }
-    cutlass::AlignedArray<Element, 4> four;
+    cutlass::AlignedArray<Element, kMergeColumns> four;
     four[0] = Element(end.scaled(out.x));
     four[1] = Element(end.scaled(out.y));
     four[2] = Element(end.scaled(out.z));
     four[3] = Element(end.scaled(out.w));
     Element* const to = output_pointer<Element>(params_, work, id) + column;
     if (p.out_by_tma) {
-      *reinterpret_cast<cutlass::AlignedArray<Element, 4>*>(to) = four;
+      *reinterpret_cast<cutlass::AlignedArray<Element, kMergeColumns>*>(to) = four;
     } else {
       CUTE_UNROLL
-      for (int i = 0; i < 4; ++i) { to[i] = four[i]; }
+      for (int i = 0; i < kMergeColumns; ++i) { to[i] = four[i]; }
     }
     if (column == 0) { store_lse(params_, work, id, end); }
   }

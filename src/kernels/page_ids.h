@@ -24,7 +24,9 @@ __device__ __forceinline__ BlockPages<kKeys> find_pages(PageParams const& p, Til
   KeyInterval const seen = work.range.keys;
   int const first = work.first_key(n, kKeys);
   int const row = work.sequence.k_row + first;
-  int const* const table = p.table + work.sequence.batch * p.stride;
+  // By all lanes, also by those that bring no box (kActingLane).
+  int const batch = static_cast<int const volatile&>(work.sequence.batch);
+  int const* const table = p.table + batch * p.stride;
   bool const in_range = n >= work.range.begin;
   BlockPages<kKeys> pages;
   CUTE_UNROLL

@@ -347,8 +347,10 @@ struct SwappedEpilogue {
             make_float2(ends[c].exponent, ends[c].sum);
       }
     }
+    TileWork const item = work;  // by all lanes, before some have nothing to write (kActingLane)
+    asm volatile("" ::: "memory");
     sync_warpgroup(0);
-    write(work, rows);
+    write(item, rows);
   }
 
   // This CTA's part of the tile to those that merge it.

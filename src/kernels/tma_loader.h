@@ -32,7 +32,7 @@ struct TmaLoader {
   // One slab for each consumer warpgroup, as soon as that warpgroup has left its slab of the tile before.
   __device__ __forceinline__ void load_queries(TileWork const& work,
                                                RingState<Traits::kQueryBuffers> const& write) const {
-    if (lane != 0) { return; }
+    if (lane != kActingLane) { return; }
     Sequence const& sequence = work.sequence;
     CUTE_UNROLL
     for (int w = 0; w < Traits::kConsumerWarpgroups; ++w) {
@@ -112,7 +112,7 @@ struct TmaLoader {
       zero_rows(shared.ring[read.slot], keep.end, Traits::kKeys);
       tma_store_fence();  // ordinary stores before the reads of WGMMA
       __syncwarp();
-      if (lane == 0) { arrive_barrier(shared.full[read.slot]); }
+      if (lane == kActingLane) { arrive_barrier(shared.full[read.slot]); }
     }
     ++read;
   }
@@ -125,7 +125,7 @@ struct TmaLoader {
   __device__ __forceinline__ void load_k(TileWork const& work, int n, int page, State const& write) const {
     wait_barrier(shared.empty[write.slot], write.phase ^ 1);
     uint64_t& arrival = shared.full[write.slot];
-    if (lane == 0) { expect_bytes(arrival, Traits::kBytesK); }
+    if (lane == kActingLane) { expect_bytes(arrival, Traits::kBytesK); }
     __syncwarp();
     load_block<Traits::kHeadDim, Traits::kSlabColumns>(params.k, arrival, shared.ring[write.slot], work, n, page);
   }
@@ -133,7 +133,7 @@ struct TmaLoader {
   __device__ __forceinline__ void load_v(TileWork const& work, int n, int page, State const& write) const {
     wait_barrier(shared.empty[write.slot], write.phase ^ 1);
     uint64_t& arrival = work.hides_rows(n, Traits::kKeys) ? shared.landed[write.slot] : shared.full[write.slot];
-    if (lane == 0) { expect_bytes(arrival, Traits::kBytesV); }
+    if (lane == kActingLane) { expect_bytes(arrival, Traits::kBytesV); }
     __syncwarp();
     load_block<Traits::kHeadDimV, Traits::kSlabColumnsV>(params.v, arrival, shared.ring[write.slot], work, n, page);
   }
@@ -144,7 +144,7 @@ struct TmaLoader {
                                              TileWork const& work, int n, int page) const {
     int const place = work.sequence.k_row + work.first_key(n, Traits::kKeys);
     if (!paged()) {
-      if (lane == 0) {
+      if (lane == kActingLane) {
         CUTE_UNROLL
         for (int c = 0; c < kColumns; c += kSlabColumns) {
           SM90_TMA_LOAD_4D::copy(&map, &arrival, kHintKeys, slot + c * Traits::kKeys, c, place, work.head_k,

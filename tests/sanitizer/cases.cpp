@@ -60,12 +60,21 @@ std::vector<Case> make() {
       {.why = "dense: (192, 128)", .queries = {80}, .keys = {150}, .head_dim = 192, .causal = true},
       {.why = "dense: d 256", .queries = {80}, .keys = {150}, .head_dim = 256, .head_dim_v = 256, .causal = true},
       {.why = "dense: d 72 in a larger kernel", .queries = {70}, .keys = {90}, .head_dim = 72, .head_dim_v = 72},
+      {.why = "dense: more tiles than run at once",  // items of work take the places of others
+       .queries = std::vector<int>(140, 70),
+       .keys = std::vector<int>(140, 40)},
       mixed("varlen: packed keys", Keys::kPacked, 0),
       mixed("varlen: pages of 16", Keys::kPaged, 16),
       mixed("varlen: pages of 1", Keys::kPaged, 1),
       mixed("varlen: pages of 4", Keys::kPaged, 4),
       mixed("varlen: pages of 24", Keys::kPaged, 24),
       mixed("varlen: pages of 128", Keys::kPaged, 128),
+      but(mixed("varlen: pages of 16, softcap", Keys::kPaged, 16), [](Case& c) { c.softcap = 5.0; }),
+      but(mixed("varlen: more tiles than run at once", Keys::kPaged, 16),
+          [](Case& c) {
+            c.queries = std::vector<int>(140, 70);
+            c.keys = std::vector<int>(140, 90);
+          }),
       but(mixed("varlen: metadata, window, sinks", Keys::kPaged, 16),
           [](Case& c) {
             c.metadata = c.sinks = true;
@@ -90,6 +99,8 @@ std::vector<Case> make() {
             c.heads_k = 1;
             c.batch_invariant = true;
           }),
+      but(decode("decode: batch_invariant, more tiles than run at once", std::vector<int>(300, 3), 16),
+          [](Case& c) { c.batch_invariant = true; }),
       but(decode("decode: no cluster, pages of 16, splits", {700, 1, 17, 0}, 16), [](Case& c) { c.clusters = false; }),
       but(decode("decode: no cluster, pages of 1, metadata", {500, 3}, 1),
           [](Case& c) {
@@ -102,7 +113,7 @@ std::vector<Case> make() {
             c.head_dim = c.head_dim_v = 256;
             c.num_splits = 7;
           }),
-      but(decode("decode: more tiles than run at once, metadata", std::vector<int>(280, 3), 4),
+      but(decode("decode: more tiles than run at once, metadata", std::vector<int>(600, 3), 4),
           [](Case& c) {
             c.heads_q = 2;
             c.heads_k = 1;

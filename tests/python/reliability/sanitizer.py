@@ -20,7 +20,7 @@ from reliability.harness import Budget, result
 
 TITLE = "compute-sanitizer: memcheck with TMA operations, racecheck, synccheck, initcheck; each finds its planted bug"
 NEEDS = "gpu"
-COUNT = 4 * 42  # cases of the driver under each of four tools
+COUNT = 4 * 46  # cases of the driver under each of four tools
 SECONDS = 480
 PARTS = 1
 

@@ -39,16 +39,6 @@ class Hazard:
     tests: tuple[str, ...] = ()
 
 
-# What is known about sections that fail.
-KNOWN = {
-    "sanitizer": "In one of ten groups of calls racecheck reports seven pairs of accesses in the tile of 16 rows. By their "
-    "addresses in the SASS all lie in the ring of work items (`SharedStorage::work`): the scheduler warp's store of an item "
-    "and the other warps' reads of the one before in that slot. In the source these are ordered by the barriers "
-    "`work_empty` and `work_full`, where every reading warp arrives after its last read; why racecheck does not see it is "
-    "not known. A `__syncwarp` between the wait and the store changed nothing. They are not suppressed, so the section "
-    "fails; the other three tools find nothing.",
-}
-
 ROWS = [
     Row("random_cases", "Random calls of all functions with all features against float64, three gates", "random calls"),
     Row("random_cases_fa3", "FlashAttention-3 on those of these calls that it can run, and ours on the same",
@@ -196,8 +186,7 @@ def page(entries: dict[str, Any], report: dict[str, Any]) -> str:
         lines.append("\n## Failures\n")
         for name, entry in sorted(failing.items()):
             first = entry["failures"][0].strip().splitlines()[0][:300]
-            known = f" {KNOWN[name]}" if name in KNOWN else ""
-            lines.append(f"- `{name}`: {len(entry['failures'])}, the first: `{first.replace('`', '')}`.{known}")
+            lines.append(f"- `{name}`: {len(entry['failures'])}, the first: `{first.replace('`', '')}`.")
     lines += ["\n## Hazards\n", "| hazard | what the library does | shown by |", "| --- | --- | --- |"]
     for hazard in HAZARDS:
         shown = [f"[{name}](#{name})" for name in hazard.sections]
