@@ -262,11 +262,14 @@ AttentionParams attention_params(Plan const& plan, KernelPlan const& kernel, Pro
   p.mask = problem.mask;
   p.listed = plan.listed;
   if (plan.cluster > 0) {
+    int const of_tile = clusters_of_tile(kernel);
     p.cluster = {.size = plan.cluster,
-                 .clusters = kernel.ctas / plan.cluster,
+                 .of_tile = of_tile,
+                 .at_once = kernel.ctas / (plan.cluster * of_tile),
                  .tiles = static_cast<int>(kernel.most_tiles),
-                 .ctas_of_tile = FastDivmod(plan.cluster),
-                 .tiles_of_sequence = FastDivmod(problem.heads_q / plan.packed_heads)};
+                 .ctas_of_tile = FastDivmod(plan.cluster * of_tile),
+                 .tiles_of_sequence = FastDivmod(problem.heads_q / plan.packed_heads),
+                 .metadata = plan.listed ? workspace.metadata : nullptr};
   } else if (plan.listed) {
     p.schedule = schedule_params(plan, kernel, problem, workspace.metadata);
     p.sharing = problem.heads_q / problem.heads_k / plan.packed_heads;
@@ -334,7 +337,11 @@ void launch_combine(Plan const& plan, Problem const& problem, Arguments const& a
     task.partial = workspace.partial[i];
     task.queries_per_slab = packing_of(plan, kernel).queries_per_slab;
     task.slabs = slabs_of(kernel.tile);
-    task.candidates = static_cast<int>(plan.fixed_splits ? kernel.most_tiles : kernel.partial_slots / 2 - 1);
+    bool const of_clusters = plan.cluster > 0;
+    task.clusters = of_clusters ? clusters_of_tile(kernel) : 0;
+    if (of_clusters) { task.schedule.metadata = nullptr; }
+    task.candidates =
+        static_cast<int>(plan.fixed_splits || of_clusters ? kernel.most_tiles : kernel.partial_slots / 2 - 1);
     candidates += task.candidates;
     rows = std::max(rows, kernel.partial_rows);
   }

@@ -64,7 +64,7 @@ void choose_schedule(Problem const& problem, Plan& plan, char const* reason) {
   // counts other queries (a dense q may have others than the metadata were made for, seqused_q leaves some out) or
   // other keys (on another rank a chunk may have more).
   bool const others_count = !problem.packed_q || problem.seqused_q || problem.mask.cp_world > 1;
-  bool const may_differ = problem.has_metadata && problem.batch_invariant && others_count;
+  bool const may_differ = problem.has_metadata && problem.batch_invariant && others_count && plan.cluster == 0;
   plan.makes_schedule = problem.ragged && (!problem.has_metadata || may_differ);
   char const* const maker =
       may_differ
@@ -79,15 +79,19 @@ void choose_schedule(Problem const& problem, Plan& plan, char const* reason) {
 void share_out(PlanRequest const& request, Plan& plan) {
   plan.fixed_splits = request.problem.batch_invariant;
   plan.cluster = cluster_size(request);
-  if (plan.cluster > 0) {
-    because(plan, "schedule", "none: one tile for each sequence and group of heads, all at once or short");
-    plan_clusters(request, plan);
-    return;
-  }
-  char const* const reason = reason_for_a_schedule(request);
+  bool const clusters = plan.cluster > 0;
+  bool const draws = plan.cluster == 1 && draws_tiles(request);
+  char const* const reason = !clusters ? reason_for_a_schedule(request)
+                             : draws   ? "whole tiles, drawn in its order, the longest first"
+                                       : nullptr;
   plan.listed = reason != nullptr;
-  if (plan.listed) {
-    choose_schedule(request.problem, plan, reason);
+  if (plan.listed) { choose_schedule(request.problem, plan, reason); }
+  if (clusters) {
+    if (!plan.listed) {
+      because(plan, "schedule", "none: one tile for each sequence and group of heads, all at once or short");
+    }
+    plan_clusters(request, plan);
+  } else if (plan.listed) {
     plan_listed(request, plan);
   } else {
     plan_dense(request, plan);

@@ -6,6 +6,7 @@
 
 #include "host/plan_request.h"
 #include "host/require.h"
+#include "host/schedule_shape.h"
 
 namespace hopper_attention {
 namespace {
@@ -16,6 +17,13 @@ constexpr int kSmsForLargestCluster = 132;
 
 // Tiles with at most so many key blocks are alike enough to be taken in turn.
 constexpr int kMostBlocksOfShortTile = 4;
+
+// Of K and V for a block of a cluster: beyond, sharing them with other clusters saves more than the 5 us that the
+// combine kernel takes.
+constexpr std::int64_t kBytesWorthAnotherCluster = std::int64_t{512} << 10;
+
+// The share of a block may be so many times kMostBytesOfShare where no tile is longer than another.
+constexpr int kSharesOfOneSequence = 4;
 
 // Four ninths of the SMs read nearly as fast as all.
 bool leaves_most_idle(PlanRequest const& request, std::int64_t ctas) { return 9 * ctas < 4 * request.available_sms(); }
@@ -55,46 +63,108 @@ int widest_cluster(PlanRequest const& request, TileConfig const& tile, std::int6
   return size;
 }
 
+// How many blocks take a tile: some clusters of some blocks each.
+struct TileShare {
+  int size = 1;
+  int clusters = 1;
+
+  int blocks() const { return size * clusters; }
+};
+
+// One cluster, unless tiles are so few that most of the card would be idle, and long.
+TileShare share_of_tile(PlanRequest const& request, TileConfig const& tile, bool may_share) {
+  testing::ForcedPlan const& forced = request.forced;
+  if (forced.cluster > 0 && !request.problem.batch_invariant) {
+    int const size = forced_cluster(request, tile, may_share);
+    return {size, size > 1 ? std::max(1, forced.num_splits / size) : 1};
+  }
+  std::int64_t const tiles = request.tiles_of_few();
+  std::int64_t const blocks = request.blocks_of_tile(tile);
+  if (!may_share || tiles > request.most_ctas(tile)) { return {}; }
+  int const size = widest_cluster(request, tile, tiles, blocks);
+  std::int64_t const share = ceil_div<std::int64_t>(blocks, size) * request.bytes_of_block(tile);
+  if (size < kPortableCluster || !leaves_most_idle(request, size * tiles) || share <= kBytesWorthAnotherCluster) {
+    return {size, 1};
+  }
+  std::int64_t const fitting = most_ctas_in_clusters(request, tile, kPortableCluster) / (kPortableCluster * tiles);
+  int const num_splits = request.problem.num_splits;
+  std::int64_t const allowed =
+      num_splits == 0 ? fitting : std::min<std::int64_t>(fitting, num_splits / kPortableCluster);
+  if (kPortableCluster * allowed <= size) { return {size, 1}; }
+  return {kPortableCluster, static_cast<int>(allowed)};
+}
+
+bool may_share_tiles(PlanRequest const& request) {
+  return request.problem.num_splits != 1 && !request.problem.batch_invariant &&
+         request.rows_of_sequence() <= kMostMergeRows;
+}
+
+// A split of fixed size holds every tile, so that none is cut.
+bool fits_one_split(PlanRequest const& request, TileConfig const& tile) {
+  return request.problem.mask.cp_world <= 1 && request.most_keys_of_tile(tile) <= kFixedSplitKeys;
+}
+
 }  // namespace
 
 // Thread blocks that share each tile, where there is one for each sequence and group of heads and all of them run at
-// once or are short; 0: a schedule is better. Sequences that are much longer than the others would leave most of the
-// card idle, which is bounded by what a block may have to read.
+// once, or are short, or are drawn; 0: a schedule is better. Sequences that are much longer than the others would leave
+// most of the card idle, which is bounded by what a block may have to read.
 int cluster_size(PlanRequest const& request) {
   Problem const& problem = request.problem;
   testing::ForcedPlan const& forced = request.forced;
-  if (!request.decodes() || problem.batch_invariant || forced.num_splits >= 2 || forced.ctas > 0 ||
-      forced.cluster < 0) {
-    return 0;
-  }
+  bool const forces_splits = forced.num_splits >= 2 && forced.cluster <= 0;
+  if (!request.decodes() || forces_splits || forced.ctas > 0 || forced.cluster < 0) { return 0; }
   TileConfig const tile = request.tile_row(request.decode_use()).tile;
-  bool const may_share = problem.num_splits != 1 && request.rows_of_sequence() <= kMostMergeRows;
-  if (forced.cluster > 0) { return forced_cluster(request, tile, may_share); }
+  if (problem.batch_invariant && !fits_one_split(request, tile)) { return 0; }
+  TileShare const share = share_of_tile(request, tile, may_share_tiles(request));
+  if (forced.cluster > 0) { return share.size; }  // with batch invariance it is 1
   if (request.forces_tile() || forced.packed_heads != 0 || forced.heads_per_pass != 0) { return 0; }
 
-  std::int64_t const tiles = std::int64_t{problem.batch} * request.scheduled_groups();
+  std::int64_t const tiles = request.tiles_of_few();
   std::int64_t const blocks = request.blocks_of_tile(tile);
-  if (tiles > request.most_ctas(tile)) { return blocks <= kMostBlocksOfShortTile ? 1 : 0; }
-  int const size = may_share ? widest_cluster(request, tile, tiles, blocks) : 1;
+  if (tiles > request.most_ctas(tile)) {
+    bool const in_any_order = blocks <= kMostBlocksOfShortTile || (problem.batch_invariant && !problem.ragged);
+    return in_any_order || (problem.ragged && whole_tiles_suffice(request)) ? 1 : 0;
+  }
+  if (problem.batch_invariant) { return 1; }
   // A schedule could use the SMs that few clusters leave idle, if it may split.
-  bool const most_idle = leaves_most_idle(request, size * tiles) && problem.num_splits != 1;
-  std::int64_t const bytes = ceil_div<std::int64_t>(blocks, size) * request.bytes_of_block(tile);
-  return bytes <= (most_idle ? kMostBytesOfShare / 2 : kMostBytesOfShare) ? size : 0;
+  bool const most_idle = leaves_most_idle(request, share.blocks() * tiles) && problem.num_splits != 1;
+  std::int64_t const most = problem.batch == 1 ? kSharesOfOneSequence * kMostBytesOfShare : kMostBytesOfShare;
+  std::int64_t const bytes = ceil_div<std::int64_t>(blocks, share.blocks()) * request.bytes_of_block(tile);
+  return bytes <= (most_idle ? most / 2 : most) ? share.size : 0;
+}
+
+// Long tiles that are more than the blocks of the grid, where a schedule has their order.
+bool draws_tiles(PlanRequest const& request) {
+  TileConfig const tile = request.tile_row(request.decode_use()).tile;
+  return request.problem.ragged && request.tiles_of_few() > request.most_ctas(tile) &&
+         request.blocks_of_tile(tile) > kMostBlocksOfShortTile;
 }
 
 void plan_clusters(PlanRequest const& request, Plan& plan) {
   take_scheduled_packing(request, plan);
   KernelPlan& kernel = add_kernel(request, plan, KernelFamily::kDecode, false);
   int const most = request.most_ctas(kernel.tile);
-  kernel.ctas = plan.cluster > 1 ? static_cast<int>(kernel.most_tiles * plan.cluster) : std::min(kernel.ctas, most);
-  // Half of the clusters of the next call would wait for this one's to end, and then run on SMs with neighbours.
-  plan.starts_early = plan.cluster == 1 || 2 * kernel.ctas <= most_ctas_in_clusters(request, kernel.tile, plan.cluster);
-  plan.num_splits = plan.cluster;
+  int const of_tile = share_of_tile(request, kernel.tile, may_share_tiles(request)).clusters;
+  std::int64_t const ctas = kernel.most_tiles * plan.cluster * of_tile;
+  kernel.ctas = static_cast<int>(plan.cluster * of_tile > 1 ? ctas : std::min<std::int64_t>(ctas, most));
+  if (of_tile > 1) {
+    kernel.may_split = true;
+    kernel.partial_rows = static_cast<int>(request.rows_of_sequence());
+    kernel.partial_slots = kernel.most_tiles * of_tile;
+  }
+  // Half of the clusters of the next call would wait for this one's to end, and then run on SMs with neighbours. Behind
+  // a combine kernel all SMs are free.
+  plan.starts_early =
+      plan.cluster == 1 || of_tile > 1 || 2 * kernel.ctas <= most_ctas_in_clusters(request, kernel.tile, plan.cluster);
+  plan.num_splits = plan.cluster * of_tile;
   because(plan, "splits",
           plan.cluster == 1 ? std::string("1: ") + (request.problem.num_splits == 1 ? "as asked" : "one is enough")
-                            : concat("each tile by a cluster of ", plan.cluster,
-                                     " blocks, which merge their parts in shared memory"));
-  because(plan, "workspace", "0 bytes: nothing is merged afterwards");
+          : of_tile == 1
+              ? concat("each tile by a cluster of ", plan.cluster, " blocks, which merge their parts in shared memory")
+              : concat("each tile by ", of_tile, " clusters of ", plan.cluster,
+                       " blocks, which merge their parts in shared memory, and a kernel those of clusters"));
+  choose_workspace(request.problem, plan);
 }
 
 }  // namespace hopper_attention

@@ -9,14 +9,6 @@
 namespace hopper_attention {
 namespace {
 
-// More tiles than thread blocks, none of which can be long.
-bool whole_tiles_suffice(PlanRequest const& request) {
-  TileConfig const tile = request.tile_row(request.decode_use()).tile;
-  std::int64_t const tiles = std::int64_t{request.problem.batch} * request.scheduled_groups();
-  return tiles > request.most_ctas(tile) &&
-         request.blocks_of_tile(tile) * request.bytes_of_block(tile) <= kMostBytesOfShare;
-}
-
 // A sequence of the decode kernel is one tile; of the others each may end with a tile that is not full.
 std::int64_t most_tiles_of_group(Problem const& problem, KernelFamily family, TileShape const& shape) {
   if (family == KernelFamily::kDecode) { return problem.batch; }
@@ -24,16 +16,10 @@ std::int64_t most_tiles_of_group(Problem const& problem, KernelFamily family, Ti
                           : std::int64_t{problem.batch} * ceil_div(problem.seqlen_q, shape.queries);
 }
 
-void choose_workspace(PlanRequest const& request, Plan& plan) {
+void choose_splits(PlanRequest const& request, Plan& plan) {
   Problem const& problem = request.problem;
-  std::int64_t parts = 0;
-  std::int64_t partial = 0;
   bool may_split = false;
-  for (KernelPlan const& kernel : plan.kernels) {
-    may_split = may_split || kernel.may_split;
-    partial += partial_bytes(kernel, problem.head_dim_v);
-    parts += kernel.partial_slots;
-  }
+  for (KernelPlan const& kernel : plan.kernels) { may_split = may_split || kernel.may_split; }
   plan.forces_splits = request.forced.num_splits >= 2;
   int const bound = plan.forces_splits ? request.forced.num_splits : problem.num_splits;
   plan.max_splits = plan.fixed_splits ? 0 : bound;
@@ -44,13 +30,29 @@ void choose_workspace(PlanRequest const& request, Plan& plan) {
           : plan.fixed_splits ? concat("every ", kFixedSplitKeys, " keys, for sequences with few queries")
           : bound == 0 ? std::string("every block gets the same number of key blocks")
                        : concat("every block gets the same number of key blocks, a tile at most ", bound, " parts"));
+}
+
+}  // namespace
+
+// More tiles than thread blocks, none of which can be long.
+bool whole_tiles_suffice(PlanRequest const& request) {
+  TileConfig const tile = request.tile_row(request.decode_use()).tile;
+  return request.tiles_of_few() > request.most_ctas(tile) &&
+         request.blocks_of_tile(tile) * request.bytes_of_block(tile) <= kMostBytesOfShare;
+}
+
+void choose_workspace(Problem const& problem, Plan& plan) {
+  std::int64_t parts = 0;
+  std::int64_t partial = 0;
+  for (KernelPlan const& kernel : plan.kernels) {
+    partial += partial_bytes(kernel, problem.head_dim_v);
+    parts += kernel.partial_slots;
+  }
   std::int64_t const schedule = plan.makes_schedule ? aligned_bytes(schedule_size(problem.batch) * 4) : 0;
   plan.workspace_bytes = partial + schedule;
   because(plan, "workspace", megabytes(plan.workspace_bytes), ": ", parts, " parts of tiles",
           schedule > 0 ? concat(", ", schedule, " bytes for the schedule") : "");
 }
-
-}  // namespace
 
 // For sequences that are all alike: what the kernels would decide.
 bool splitting_pays(PlanRequest const& request) {
@@ -134,7 +136,8 @@ void plan_listed(PlanRequest const& request, Plan& plan) {
                      : "sequences with few queries behind the others: two of their blocks share an SM");
     }
   }
-  choose_workspace(request, plan);
+  choose_splits(request, plan);
+  choose_workspace(request.problem, plan);
 }
 
 }  // namespace hopper_attention

@@ -45,8 +45,18 @@ SequenceWork PlanRequest::work_of_sequence(TileConfig const& tile) const {
 }
 
 std::int64_t PlanRequest::blocks_of_tile(TileConfig const& tile) const {
-  bool const all_keys = problem.mask.cp_world > 1;
-  return all_keys ? ceil_div(problem.seqlen_k, tile.keys) : work_of_sequence(tile).units;
+  if (problem.mask.cp_world > 1) { return ceil_div(problem.seqlen_k, tile.keys); }
+  TileShape const shape = tile_shape(tile, scheduled_packing(), false);
+  return sequence_work(shape, problem.mask, {problem.seqlen_q, problem.seqlen_k}).units;
+}
+
+// Of any sequence of the call, also one that is shorter than the others.
+std::int64_t PlanRequest::most_keys_of_tile(TileConfig const& tile) const {
+  MaskParams const& mask = problem.mask;
+  bool const windowed = mask.left != kUnlimited && mask.right != kUnlimited && mask.cp_world <= 1;
+  if (!windowed) { return problem.seqlen_k; }
+  int const queries = std::min(tile_shape(tile, scheduled_packing(), false).queries, problem.seqlen_q);
+  return std::min<std::int64_t>(problem.seqlen_k, std::int64_t{mask.left} + mask.right + queries);
 }
 
 std::int64_t PlanRequest::bytes_of_block(TileConfig const& tile) const {

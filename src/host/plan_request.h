@@ -42,6 +42,9 @@ struct PlanRequest {
   int scheduled_packing() const { return hopper_attention::scheduled_packing(problem.heads_q, problem.heads_k); }
   int scheduled_groups() const { return problem.heads_q / scheduled_packing(); }
 
+  // Tiles of a call of few queries: one for each sequence and group of heads.
+  std::int64_t tiles_of_few() const { return std::int64_t{problem.batch} * scheduled_groups(); }
+
   // Few enough queries that one slab holds those of all heads of a K/V head.
   std::int64_t rows_of_sequence() const { return std::int64_t{problem.seqlen_q} * scheduled_packing(); }
   bool decodes() const { return rows_of_sequence() <= kSlabRows; }
@@ -50,8 +53,9 @@ struct PlanRequest {
 
   // Of the longest sequence that there may be: tiles, and their key blocks or splits of fixed size.
   SequenceWork work_of_sequence(TileConfig const& tile) const;
-  // Key blocks that a tile of few queries may have, and their bytes of K and V.
+  // Key blocks that a tile of few queries may have, a bound on their keys, and a block's bytes of K and V.
   std::int64_t blocks_of_tile(TileConfig const& tile) const;
+  std::int64_t most_keys_of_tile(TileConfig const& tile) const;
   std::int64_t bytes_of_block(TileConfig const& tile) const;
 
   // Rows of kTiles for the head dims. The first raises NotImplemented if there is none, the second, for the forced
@@ -67,16 +71,20 @@ struct PlanRequest {
 // plan_dense.cpp: a tile follows from its index.
 void plan_dense(PlanRequest const& request, Plan& plan);
 
-// plan_clusters.cpp: thread blocks that share each tile of few queries; 0: not so. The plan has it in `cluster`.
+// plan_clusters.cpp: thread blocks that share each tile of few queries; 0: not so. The plan has it in `cluster`, and in
+// `listed` whether tiles are drawn in the order of the schedule.
 int cluster_size(PlanRequest const& request);
+bool draws_tiles(PlanRequest const& request);
 void plan_clusters(PlanRequest const& request, Plan& plan);
 
 // plan_listed.cpp: a schedule shares the tiles out.
 bool splitting_pays(PlanRequest const& request);
+bool whole_tiles_suffice(PlanRequest const& request);
 void plan_listed(PlanRequest const& request, Plan& plan);
 
-// Packing and one kernel of a plan that is not dense.
+// Packing, workspace and one kernel of a plan that is not dense.
 void take_scheduled_packing(PlanRequest const& request, Plan& plan);
+void choose_workspace(Problem const& problem, Plan& plan);
 KernelPlan& add_kernel(PlanRequest const& request, Plan& plan, KernelFamily family, bool may_split);
 
 template <class... Parts>

@@ -49,6 +49,11 @@ inline CardShare card_share(Plan const& plan, KernelPlan const& kernel) {
   return kernel.family == KernelFamily::kDecode ? CardShare::kLeaves : CardShare::kTakes;
 }
 
+// Of a plan with clusters: how many share a tile. More than one leave their results in slots of the workspace.
+constexpr int clusters_of_tile(KernelPlan const& kernel) {
+  return kernel.may_split ? static_cast<int>(kernel.partial_slots / kernel.most_tiles) : 1;
+}
+
 constexpr std::int64_t aligned_bytes(std::int64_t bytes) { return (bytes + 255) / 256 * 256; }
 
 // Of the workspace: partial results in float32, and their LSE.

@@ -48,6 +48,7 @@ __device__ __forceinline__ void setup_barriers(typename Traits::SharedStorage& s
     init_barrier(shared.work_empty[s], kReadersOfWork);
   }
   if constexpr (Traits::kDecode) {
+    init_barrier(shared.loads_issued, 1);
     init_barrier(shared.parts_full, 1);
     init_barrier(shared.parts_empty, max_of(1, cluster));
   }
@@ -71,19 +72,20 @@ template <class Traits, class Source, class Draw>
 __device__ __forceinline__ void publish(AttentionParams const& params, typename Traits::SharedStorage& shared,
                                         Source& source, Draw draw) {
   // An item that has been drawn is one that no other CTA can take. Behind a long one there is time to find the next
-  // when the consumers are in it. Drawn as early as slots allow, 512 tiles of 2 MB were handed out before one of them
-  // was done, and CTAs ended 10 of 260 us before the last.
+  // when all of its loads have been issued: the blocks that are on their way last longer. Drawn when the item before is
+  // done, all of 256 tiles of up to 4 MB were handed out at the start, and who had a long one got another: 162 us
+  // instead of 143.
   constexpr int kLongItem = 8;  // blocks
   constexpr int kSlots = Traits::kWorkSlots;
+  uint32_t items_before = 0;
   bool const leader = threadIdx.x % 32 == 0;
   RingState<kSlots> write;
   WorkItem item;
   bool behind_long_item = false;
   do {
     wait_barrier(shared.work_empty[write.slot], write.phase ^ 1);
-    if (kSlots > 2 && Source::kDraws && behind_long_item) {  // the item before that one is done
-      bool const wraps = write.slot < 2;
-      wait_barrier(shared.work_empty[write.slot + (wraps ? kSlots - 2 : -2)], write.phase ^ (wraps ? 1 : 0));
+    if (Traits::kDecode && Source::kDraws && behind_long_item) {
+      wait_barrier(shared.loads_issued, (items_before - 1) & 1);
     }
     TileWork work;
     do {
@@ -98,6 +100,7 @@ __device__ __forceinline__ void publish(AttentionParams const& params, typename 
     }
     __syncwarp();
     behind_long_item = work.range.blocks() >= kLongItem;
+    ++items_before;
     ++write;
   } while (item.place >= 0);
 }
@@ -115,9 +118,14 @@ __device__ __forceinline__ void schedule(AttentionParams const& params, typename
     }
     return __shfl_sync(0xffffffff, index, 0);
   };
-  if (Traits::kDecode && params.cluster.on()) {
+  if (Traits::kDecode && params.cluster.on() && !params.cluster.draws()) {
     ClusterWorkSource source(params, blockIdx.x);
     start_role<Traits>(params);
+    publish<Traits>(params, shared, source, draw);
+  } else if (Traits::kDecode && params.cluster.on()) {
+    start_role<Traits>(params);
+    warm_lengths(params.sequences);
+    DrawnTileSource source(params);
     publish<Traits>(params, shared, source, draw);
   } else if (!Traits::kListed || !params.listed) {
     DenseWorkSource source(params, blockIdx.x);
@@ -166,10 +174,16 @@ __device__ __forceinline__ void produce(AttentionParams const& params, typename 
   TmaLoader<Traits> const loader{params.load, shared, static_cast<int>(threadIdx.x % 32)};
   auto const warp = static_cast<ProducerWarp>(cutlass::canonical_warp_idx_sync());
   if (warp != ProducerWarp::kSchedule) { start_role<Traits>(params); }
-  if (Traits::kDecode && params.cluster.on() && (warp == ProducerWarp::kKeysValues || warp == ProducerWarp::kValues)) {
+  if (Traits::kDecode && params.cluster.on() && !params.cluster.draws() &&
+      (warp == ProducerWarp::kKeysValues || warp == ProducerWarp::kValues)) {
     warm_pages(params.load.pages, params.cluster.sequence(params.cluster.first_tile(blockIdx.x)));
   }
   GatherLoader<Traits> const gather{params.load, shared, loader.lane};
+  auto const announce_loads = [&]() __attribute__((always_inline)) {
+    if constexpr (Traits::kDecode) {
+      if (loader.lane == 0) { arrive_barrier(shared.loads_issued); }
+    }
+  };
   bool const gathered = Traits::kListed && params.load.pages.gathered();
   if (gathered && (warp == ProducerWarp::kKeysValues || warp == ProducerWarp::kValues)) {
     RingState<Traits::kStages> write;
@@ -178,6 +192,7 @@ __device__ __forceinline__ void produce(AttentionParams const& params, typename 
     if (warp == ProducerWarp::kKeysValues) {
       for_each_work<Traits>(shared, [&](TileWork const& work) {
         if (!work.range.empty()) { gather.load_keys(work, write); }
+        announce_loads();
       });
     } else {
       for_each_work<Traits>(shared, [&](TileWork const& work) {
@@ -189,6 +204,7 @@ __device__ __forceinline__ void produce(AttentionParams const& params, typename 
     RingState<Traits::kStages> write;
     for_each_work<Traits>(shared, [&](TileWork const& work) {
       if (!work.range.empty()) { loader.load_keys_values(work, write); }
+      announce_loads();
     });
   } else if (warp == ProducerWarp::kQueries) {
     RingState<Traits::kQueryBuffers> write;

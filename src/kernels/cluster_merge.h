@@ -251,7 +251,7 @@ class ClusterMerge {
                                         float sum, float4 const& out) const {
     EpilogueParams const& p = params_.epilogue;
     RowEnd end{top == -INFINITY ? 0.0F : reciprocal_approx(sum), top, sum};
-    if (Traits::kSwapped && work.slot >= 0) {
+    if (work.slot >= 0) {
       std::int64_t const index = static_cast<std::int64_t>(work.slot) * p.partial.rows + row;
       if (row >= p.partial.rows) { return; }
       *reinterpret_cast<float4*>(p.partial.out + index * p.head_dim_v + column) =

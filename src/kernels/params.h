@@ -74,18 +74,23 @@ struct EpilogueParams {
   PartialParams partial;
 };
 
-// Clusters of CTAs that share a tile, one for each sequence and head group; where there are fewer clusters than tiles,
-// they take them in turn. Off with size 0.
+// Clusters of CTAs that share a tile, one for each sequence and head group; where there are fewer CTAs than tiles, they
+// take them in turn, or draw them in the order of the schedule. Off with size 0.
 struct ClusterParams {
   int size = 0;
-  int clusters = 0;
+  int of_tile = 1;  // clusters that share a tile; more than one leave their results to the combine kernel
+  int at_once = 0;  // tiles that the grid takes in a round
   int tiles = 0;
-  FastDivmod ctas_of_tile;       // size
+  FastDivmod ctas_of_tile;       // size * of_tile
   FastDivmod tiles_of_sequence;  // head groups
+  int* metadata = nullptr;       // of the schedule, where tiles are drawn
 
   HA_HOST_DEVICE constexpr bool on() const { return size > 0; }
+  HA_HOST_DEVICE constexpr bool draws() const { return metadata != nullptr; }
   HA_HOST_DEVICE constexpr int first_tile(int cta) const { return ctas_of_tile.quotient(cta); }
   HA_HOST_DEVICE constexpr int sequence(int tile) const { return tiles_of_sequence.quotient(tile); }
+  // Of the workspace, which takes the result of the CTA's cluster; -1: it is the whole tile.
+  HA_HOST_DEVICE constexpr int slot(int cta) const { return of_tile > 1 ? cta >> log2_of(size) : -1; }
 };
 
 struct AttentionParams {

@@ -21,13 +21,22 @@ struct PartedTile {
   HA_HOST_DEVICE int slot(int part) const { return fixed ? begin + part : slot_of(chunks, first_chunk + part, begin); }
 };
 
-// The tile that candidate `index` is responsible for. With fixed splits a candidate is a tile; otherwise it is the
-// border between two chunks, and the first border inside a tile takes it. All lanes of a warp.
+// The tile that candidate `index` is responsible for. With clusters and fixed splits a candidate is a tile; otherwise
+// it is the border between two chunks, and the first border inside a tile takes it. All lanes of a warp.
 HA_HOST_DEVICE PartedTile find_parted_tile(SplitCombineTask const& task, SequenceParams const& sequences,
                                            Sequence& sequence, int index) {
   ScheduleParams const& params = task.schedule;
-  Schedule const schedule(params);
   PartedTile parted;
+  if (task.clusters > 0) {
+    parted.place = params.head_groups.quotient(index);
+    parted.head = params.head_groups.remainder(index);
+    parted.parts = task.clusters;
+    parted.begin = index * task.clusters;
+    parted.fixed = true;
+    sequence = sequence_at(sequences, parted.place);
+    return parted;
+  }
+  Schedule const schedule(params);
   if (!schedule.by_units()) { return parted; }
   int const heads = params.head_groups.divisor;
   Chunks const chunks = schedule.chunks();

@@ -23,14 +23,18 @@ __device__ __forceinline__ void warm_pages(PageParams const& pages, int batch) {
   if (pages.table != nullptr) { warm(pages.table + batch * pages.stride, pages.width); }
 }
 
-// What finding work reads: the schedule and the lengths.
-__device__ __forceinline__ void warm_schedule(ScheduleParams const& schedule, SequenceParams const& sequences) {
-  if (schedule.metadata == nullptr) { return; }
-  warm(schedule.metadata, 1 + 4 * schedule_stride(schedule.batch));
+__device__ __forceinline__ void warm_lengths(SequenceParams const& sequences) {
   warm(sequences.cu_seqlens_q, sequences.batch + 1);
   warm(sequences.cu_seqlens_k, sequences.batch + 1);
   warm(sequences.seqused_q, sequences.batch);
   warm(sequences.seqused_k, sequences.batch);
+}
+
+// What finding work reads: the schedule and the lengths.
+__device__ __forceinline__ void warm_schedule(ScheduleParams const& schedule, SequenceParams const& sequences) {
+  if (schedule.metadata == nullptr) { return; }
+  warm(schedule.metadata, 1 + 4 * schedule_stride(schedule.batch));
+  warm_lengths(sequences);
 }
 
 }  // namespace hopper_attention

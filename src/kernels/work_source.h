@@ -64,16 +64,18 @@ class ClusterWorkSource {
 
   HA_HOST_DEVICE ClusterWorkSource(AttentionParams const& params, int cta)
       : params_(params), tile_(params.cluster.first_tile(cta)) {
-    int const rank = cta - tile_ * params.cluster.size;
-    item_ = {.first = rank, .last = rank + 1, .units = params.cluster.size};
+    int const ctas = params.cluster.ctas_of_tile.divisor;
+    int const rank = cta - tile_ * ctas;
+    item_ = {.first = rank, .last = rank + 1, .units = ctas, .slot = params.cluster.slot(cta)};
   }
 
   template <class Draw>
   HA_HOST_DEVICE void next(WorkItem& item, Sequence& sequence, Draw /*draw*/) {
     ClusterParams const& cluster = params_.cluster;
-    if (item_.m > 0 && item_.m * params_.packing.queries_per_slab >= sequence_.len.q) {
+    // A slot of the workspace takes one tile.
+    if (item_.m > 0 && (item_.slot >= 0 || item_.m * params_.packing.queries_per_slab >= sequence_.len.q)) {
       item_.m = 0;
-      tile_ += cluster.clusters;
+      tile_ += cluster.at_once;
     }
     item = {};
     if (tile_ >= cluster.tiles) { return; }
@@ -90,6 +92,42 @@ class ClusterWorkSource {
  private:
   AttentionParams const& params_;
   int tile_;
+  WorkItem item_;
+  Sequence sequence_{};
+};
+
+// Of a grid whose CTAs draw whole tiles, one for each sequence and head group, in the order of the schedule. Nothing
+// else of it is needed, so that the first work is known 4 us earlier than by WorkSource.
+class DrawnTileSource {
+ public:
+  static constexpr bool kDraws = true;
+
+  HA_HOST_DEVICE explicit DrawnTileSource(AttentionParams const& params)
+      : params_(params),
+        draws_{.count = params.cluster.tiles, .ctas = params.cluster.at_once, .counter = params.cluster.metadata} {}
+
+  // Sequences with more queries than a tile holds give it more tiles.
+  template <class Draw>
+  HA_HOST_DEVICE void next(WorkItem& item, Sequence& sequence, Draw draw) {
+    ClusterParams const& cluster = params_.cluster;
+    ++item_.m;
+    if (item_.place < 0 || item_.m * params_.packing.queries_per_slab >= sequence_.len.q) {
+      item_ = {};
+      int const tile = draw(draws_);
+      if (tile >= 0 && tile < cluster.tiles) {
+        item_.place = cluster.sequence(tile);
+        item_.head = tile - item_.place * cluster.tiles_of_sequence.divisor;
+        int const* const order = cluster.metadata + 1 + kSequenceAt * schedule_stride(params_.sequences.batch);
+        sequence_ = sequence_at(params_.sequences, clamped(order[item_.place], 0, params_.sequences.batch - 1));
+      }
+    }
+    item = item_;
+    sequence = sequence_;
+  }
+
+ private:
+  AttentionParams const& params_;
+  Draws draws_;
   WorkItem item_;
   Sequence sequence_{};
 };

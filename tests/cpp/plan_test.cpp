@@ -9,6 +9,7 @@
 
 #include "hopper_attention/forward.h"
 #include "hopper_attention/testing.h"
+#include "host/schedule_shape.h"
 #include "host/text.h"
 #include "host/tile_order.h"
 #include "kernels/host_device.h"
@@ -534,10 +535,12 @@ bool is_cluster_size(int size) { return size == 1 || size == 2 || size == 4 || s
 
 }  // namespace
 
-TEST_CASE("plan: clusters take one tile for each sequence and head group, all of them at once, and need no workspace") {
+TEST_CASE(
+    "plan: clusters take one tile for each sequence and head group, all at once or drawn in the schedule's order") {
   DeviceInfo const device = card(132);
   int shared = 0;
   int alone = 0;
+  int drawn = 0;
   int listed = 0;
   for (Problem const& p : decode_problems()) {
     Plan const made = plan(p, device);
@@ -556,11 +559,15 @@ TEST_CASE("plan: clusters take one tile for each sequence and head group, all of
     CHECK(rows <= 64);
     CHECK(made.packed_heads == packed);
     CHECK(made.tiles == tiles);
-    CHECK(made.workspace_bytes == 0);
-    CHECK(kernel.partial_slots == 0);
-    CHECK_FALSE((made.listed || made.makes_schedule || kernel.may_split));
-    CHECK(made.num_splits == made.cluster);
-    CHECK((p.num_splits == 0 || made.cluster <= p.num_splits));
+    int const of_tile = clusters_of_tile(kernel);
+    CHECK(kernel.partial_slots == (of_tile > 1 ? tiles * of_tile : 0));
+    CHECK(kernel.may_split == (of_tile > 1));
+    CHECK((made.workspace_bytes > 0) == (kernel.may_split || made.makes_schedule));
+    CHECK((!made.listed || (made.cluster == 1 && p.ragged && tiles > made.ctas)));
+    CHECK(made.makes_schedule == made.listed);
+    CHECK(made.num_splits == made.cluster * of_tile);
+    CHECK((p.num_splits == 0 || made.num_splits <= p.num_splits));
+    drawn += made.listed;
     // A cluster of which half has no keys to read would be a smaller one.
     std::int64_t const blocks = ceil_div(std::max(p.seqlen_k, 1), kernel.tile.keys) + 1;
     CHECK(made.cluster < 2 * blocks);
@@ -568,19 +575,20 @@ TEST_CASE("plan: clusters take one tile for each sequence and head group, all of
       CHECK(made.ctas == std::min(tiles, 132 * kernel.tile.per_sm));
       ++alone;
     } else {
-      CHECK(made.ctas == tiles * made.cluster);
+      CHECK(made.ctas == tiles * made.cluster * of_tile);
       CHECK(made.ctas <= 132 * kernel.tile.per_sm);
       CHECK(rows <= 32);
-      CHECK(explains(made, concat("a cluster of ", made.cluster, " blocks")));
+      CHECK(explains(made, concat(of_tile > 1 ? "clusters of " : "a cluster of ", made.cluster, " blocks")));
       ++shared;
     }
   }
   CHECK(shared > 100);
   CHECK(alone > 100);
+  CHECK(drawn > 100);
   CHECK(listed > 100);
 }
 
-TEST_CASE("plan: without a schedule no block reads more than 4 MiB of keys and values") {
+TEST_CASE("plan: without shares of the same size no block reads more than 4 MiB of keys and values") {
   DeviceInfo const device = card(132);
   for (Problem p : decode_problems()) {
     p.mask = {};
@@ -588,10 +596,10 @@ TEST_CASE("plan: without a schedule no block reads more than 4 MiB of keys and v
     if (made.cluster == 0) { continue; }
     CAPTURE(made.explain());
     TileConfig const& tile = made.kernels.front().tile;
-    std::int64_t const share = ceil_div(ceil_div(p.seqlen_k, tile.keys), made.cluster);
+    std::int64_t const share = ceil_div(ceil_div(p.seqlen_k, tile.keys), made.num_splits);
     std::int64_t const bytes = share * tile.keys * (p.head_dim + p.head_dim_v) * 2;
-    bool const in_turn = made.tiles > made.ctas;
-    CHECK(bytes <= std::int64_t{4} << 20);
+    bool const in_turn = made.tiles > made.ctas && !made.listed;
+    CHECK(bytes <= std::int64_t{p.batch == 1 ? 16 : 4} << 20);  // one sequence: all tiles are as long
     CHECK((!in_turn || (made.cluster == 1 && share <= 4)));
   }
   // A mask bounds what is read as the lengths do.
@@ -614,9 +622,34 @@ TEST_CASE("plan: clusters share the tiles of a call with few of them, as far as 
   CHECK(cluster(1, 8192, 3) == 2);
   CHECK(cluster(1, 100, 0) == 1);         // one block
   CHECK(cluster(16, 8192, 0) == 1);       // 128 tiles fill the card
-  CHECK(cluster(64, 8192, 0) == 0);       // more tiles than blocks, and long
+  CHECK(cluster(64, 8192, 0) == 1);       // more tiles than blocks, drawn
+  CHECK(cluster(64, 8193, 0) == 0);       // longer than that
   CHECK(cluster(64, 200, 0) == 1);        // and short
   CHECK(cluster(1, 10'000'000, 0) == 0);  // one sequence may be too long for a cluster
+}
+
+TEST_CASE("plan: a few long tiles are shared by several clusters, whose results the combine kernel merges") {
+  auto const made = [](int batch, int seqlen_k, int num_splits) {
+    Problem p = ragged(1, seqlen_k, 128, batch);
+    p.heads_q = 8;
+    p.heads_k = 1;
+    p.num_splits = num_splits;
+    return plan(p, card(132));
+  };
+  auto const several = [](Plan const& p) { return std::pair(p.cluster, clusters_of_tile(p.kernels.front())); };
+  CHECK(several(made(1, 131072, 0)) == std::pair(8, 14));
+  CHECK(several(made(2, 131072, 0)) == std::pair(8, 7));
+  CHECK(several(made(3, 131072, 0)) == std::pair(8, 4));
+  CHECK(several(made(4, 131072, 0)) == std::pair(16, 1));  // fill half of the card
+  CHECK(several(made(1, 8192, 0)) == std::pair(16, 1));    // too short to be merged twice
+  CHECK(several(made(1, 131072, 40)) == std::pair(8, 5));
+  CHECK(several(made(1, 131072, 20)) == std::pair(16, 1));
+  Plan const one = made(1, 131072, 0);
+  CHECK(one.ctas == 112);
+  CHECK(one.kernels.front().partial_slots == 14);
+  CHECK(one.kernels.front().partial_rows == 8);
+  CHECK(one.workspace_bytes >= 14 * 8 * (128 + 1) * 4);
+  CHECK(one.starts_early);
 }
 
 TEST_CASE("plan: with batch invariance, metadata serve packed queries that all count, on one rank") {
@@ -643,12 +676,16 @@ TEST_CASE("plan: with batch invariance, metadata serve packed queries that all c
   }
 }
 
-TEST_CASE("plan: batch invariance keeps the tile of 64 rows and the splits of fixed size") {
+TEST_CASE(
+    "plan: batch invariance keeps the tile of 64 rows and the splits of fixed size, of which one is a whole tile") {
   for (Problem p : decode_problems()) {
     p.batch_invariant = true;
     Plan const made = plan(p, card(132));
-    CHECK(made.cluster == 0);
-    CHECK((made.listed && made.fixed_splits));
+    bool const whole = p.seqlen_k <= 2048 && p.seqlen_q * (p.heads_q / p.heads_k) <= 64;
+    CHECK(made.cluster == (whole ? 1 : 0));
+    CHECK(made.fixed_splits);
+    CHECK((made.listed || whole));
+    CHECK((!whole || !made.kernels.front().may_split));
     TileConfig const& tile = find_tile(p.head_dim, p.head_dim_v, TileUse::kDecode)->tile;
     for (KernelPlan const& kernel : made.kernels) {
       CHECK((kernel.family == KernelFamily::kPrefill || kernel.tile == tile));

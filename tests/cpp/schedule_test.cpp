@@ -102,10 +102,12 @@ AttentionParams params_of(Call& call, KernelPlan const& kernel) {
   p.listed = call.plan.listed;
   if (call.plan.cluster > 0) {
     p.cluster.size = call.plan.cluster;
-    p.cluster.clusters = kernel.ctas / call.plan.cluster;
+    p.cluster.of_tile = clusters_of_tile(kernel);
+    p.cluster.at_once = kernel.ctas / (call.plan.cluster * p.cluster.of_tile);
     p.cluster.tiles = static_cast<int>(kernel.most_tiles);
-    p.cluster.ctas_of_tile = FastDivmod(call.plan.cluster);
+    p.cluster.ctas_of_tile = FastDivmod(call.plan.cluster * p.cluster.of_tile);
     p.cluster.tiles_of_sequence = FastDivmod(call.problem.heads_q / call.plan.packed_heads);
+    p.cluster.metadata = call.plan.listed ? call.metadata.data() : nullptr;
   }
   return p;
 }
@@ -282,12 +284,13 @@ enum class Turn { kRandom, kLeastLoaded, kLastFirst };
 // Runs all CTAs of a kernel, each as the scheduler warp of attention_kernel.h does, in a random order, as if every unit
 // took the same time, or so that the last CTA ends before another begins; fills `done`. Returns what is wrong; empty if
 // nothing is.
-std::string run_kernel(AttentionParams const& params, KernelPlan const& kernel, Random& random, Turn turn,
-                       std::vector<Done>& done) {
+template <class MakeSource>
+std::string run_drawing(AttentionParams const& params, KernelPlan const& kernel, Random& random, Turn turn,
+                        std::vector<Done>& done, MakeSource make_source) {
   int const slabs = slabs_of(kernel.tile);
   std::int64_t const most_items = kernel.most_units + kernel.most_tiles;
   struct Cta {
-    WorkSource source;
+    decltype(make_source()) source;
     int round = 0;
   };
   std::vector<Cta> ctas;
@@ -297,7 +300,7 @@ std::string run_kernel(AttentionParams const& params, KernelPlan const& kernel, 
     return turn == Turn::kRandom ? static_cast<std::int64_t>(random()) : key + units;
   };
   for (int c = 0; c < kernel.ctas; ++c) {
-    ctas.push_back({WorkSource(params, slabs)});
+    ctas.push_back({make_source()});
     running.insert({next_turn(0, c, 0), c});
   }
   std::map<int*, unsigned> counters;
@@ -332,6 +335,14 @@ std::string run_kernel(AttentionParams const& params, KernelPlan const& kernel, 
     if (value != 0) { return "a counter is not back at 0"; }
   }
   return "";
+}
+
+std::string run_kernel(AttentionParams const& params, KernelPlan const& kernel, Random& random, Turn turn,
+                       std::vector<Done>& done) {
+  if (params.cluster.draws()) {
+    return run_drawing(params, kernel, random, turn, done, [&] { return DrawnTileSource(params); });
+  }
+  return run_drawing(params, kernel, random, turn, done, [&] { return WorkSource(params, slabs_of(kernel.tile)); });
 }
 
 using TileName = std::tuple<int, int, int>;  // sequence, head group, query block
@@ -389,7 +400,7 @@ std::string coverage_fault(Call const& call, KernelPlan const& kernel, Attention
           if (part.slot < 0 && found->second.size() > 1) { return "a whole tile and more" + where; }
           if (part.slot >= 0 && found->second.size() == 1) { return "a single part" + where; }
         }
-        if (by_cluster && static_cast<int>(found->second.size()) != params.cluster.size) {
+        if (by_cluster && static_cast<int>(found->second.size()) != params.cluster.size * params.cluster.of_tile) {
           return "not one part for each CTA of the cluster" + where;
         }
         for (int const count : visits) {
@@ -417,7 +428,9 @@ std::string combine_fault(Call& call, KernelPlan const& kernel, std::map<TileNam
   task.schedule = schedule_of(call, kernel);
   task.queries_per_slab = rows_of_slab(kernel.tile) / call.plan.packed_heads;
   task.slabs = slabs_of(kernel.tile);
-  task.candidates = static_cast<int>(call.plan.fixed_splits ? kernel.most_tiles : kernel.partial_slots / 2 - 1);
+  task.clusters = call.plan.cluster > 0 ? clusters_of_tile(kernel) : 0;
+  bool const by_tile = call.plan.fixed_splits || task.clusters > 0;
+  task.candidates = static_cast<int>(by_tile ? kernel.most_tiles : kernel.partial_slots / 2 - 1);
   std::set<TileName> merged;
   for (int i = 0; i < task.candidates; ++i) {
     Sequence sequence{};
@@ -425,6 +438,7 @@ std::string combine_fault(Call& call, KernelPlan const& kernel, std::map<TileNam
     if (tile.place < 0) { continue; }
     TileName const name{sequence.batch, tile.head, tile.m};
     auto const found = tiles.find(name);
+    if (task.clusters > 0 && sequence.len.q == 0) { continue; }
     if (found == tiles.end()) { return "a tile is merged that nobody computed"; }
     if (!merged.insert(name).second) { return "a tile is merged twice"; }
     std::set<int> written;
@@ -460,7 +474,8 @@ std::string run_clusters(AttentionParams const& params, KernelPlan const& kernel
   std::vector<TileName> leader;
   for (int cta = 0; cta < kernel.ctas; ++cta) {
     ClusterWorkSource source(params, cta);
-    int const rank = cta % cluster.size;
+    int const rank = cta % (cluster.size * cluster.of_tile);
+    int const slot = cluster.of_tile > 1 ? cta / cluster.size : -1;
     std::vector<TileName> mine;
     for (int calls = 0;; ++calls) {
       if (calls > 100'000) { return "no end"; }
@@ -468,22 +483,23 @@ std::string run_clusters(AttentionParams const& params, KernelPlan const& kernel
       Sequence sequence{};
       source.next(item, sequence, 0);
       if (item.place < 0) { break; }
-      if (item.first != rank || item.last != rank + 1 || item.units != cluster.size) { return "the part of another"; }
-      if (item.slot != -1) { return "a slot"; }
+      bool const own = item.first == rank && item.last == rank + 1;
+      if (!own || item.units != cluster.size * cluster.of_tile) { return "the part of another"; }
+      if (item.slot != slot || slot >= kernel.partial_slots) { return "the slot of another"; }
       TileWork const work = tile_work(params, slabs_of(kernel.tile), kernel.tile.keys, item, sequence);
       if (work.queries.last < work.queries.first) { continue; }
       if (work.queries.last - work.queries.first >= params.packing.queries_per_slab) { return "too many queries"; }
       mine.emplace_back(sequence.batch, item.head, item.m);
       done.push_back({item, work, cta, -1});
     }
-    if (rank == 0) { leader = mine; }
+    if (cta % cluster.size == 0) { leader = mine; }
     if (mine != leader) { return "CTAs of a cluster do not take the same tiles"; }
   }
   return "";
 }
 
 struct Seen {
-  int by_units = 0, by_tiles = 0, fixed = 0, alike = 0, parted = 0, two_kernels = 0, clusters = 0;
+  int by_units = 0, by_tiles = 0, fixed = 0, alike = 0, parted = 0, two_kernels = 0, clusters = 0, drawn = 0;
 };
 
 // Units of the busiest CTA, over those of all.
@@ -556,14 +572,25 @@ std::string card_share_fault(AttentionParams const& params, KernelPlan const& ke
   return "";
 }
 
+std::string cluster_fault(Call& call, KernelPlan const& kernel, Random& random, Seen& seen) {
+  AttentionParams const params = params_of(call, kernel);
+  bool const draws = params.cluster.draws();
+  seen.drawn += draws;
+  std::vector<Done> done;
+  std::string fault =
+      draws ? run_kernel(params, kernel, random, Turn::kRandom, done) : run_clusters(params, kernel, done);
+  auto const tiles = parts_of_tiles(done);
+  if (fault.empty()) { fault = coverage_fault(call, kernel, params, tiles); }
+  if (fault.empty() && draws) { fault = order_fault(call, done); }
+  if (fault.empty() && kernel.may_split) { fault = combine_fault(call, kernel, tiles); }
+  return fault;
+}
+
 std::string call_fault(Call& call, Random& random, Seen& seen) {
   if (call.plan.cluster > 0) {
     ++seen.clusters;
     KernelPlan const& kernel = call.plan.kernels.front();
-    AttentionParams const params = params_of(call, kernel);
-    std::vector<Done> done;
-    std::string const fault = run_clusters(params, kernel, done);
-    return fault.empty() ? coverage_fault(call, kernel, params, parts_of_tiles(done)) : fault;
+    return cluster_fault(call, kernel, random, seen);
   }
   if (!call.plan.listed) { return ""; }
   seen.two_kernels += call.plan.kernels.size() == 2;
@@ -632,12 +659,15 @@ TEST_CASE("schedule: random calls compute every key block of every query block o
   CHECK(seen.two_kernels > 50);
   CHECK(seen.parted > 1000);
   CHECK(seen.clusters > 20);
+  CHECK(seen.drawn > 5);
 }
 
 TEST_CASE(
     "clusters: all CTAs together visit every key block of every query block once, each of a cluster a part of all") {
   Random random(7);
   int in_turn = 0;
+  int several = 0;
+  int drawn = 0;
   int longer = 0;
   int idle = 0;
   for (int i = 0; i < 1000; ++i) {
@@ -664,18 +694,22 @@ TEST_CASE(
     r.packed_q = pick(random, 0, 1) == 0;
     r.forced_cluster = one_of<int>(random, {1, 2, 4, 8, 16});
     if (r.head_dim == 96) { r.forced_cluster = std::min(r.forced_cluster, 8); }  // four columns or more for each
+    int const of_tile = one_of<int>(random, {1, 1, 2, 3, 7});
+    if (r.forced_cluster > 1 && of_tile > 1) { r.forced_splits = r.forced_cluster * of_tile; }
     CAPTURE(i);
     CAPTURE(text_of(r));
     Call call;
     make_call(r, call);
     REQUIRE(call.plan.cluster == r.forced_cluster);
     KernelPlan kernel = call.plan.kernels.front();
-    if (pick(random, 0, 1) == 0) {
+    several += kernel.may_split;
+    REQUIRE(clusters_of_tile(kernel) == (r.forced_cluster > 1 ? of_tile : 1));
+    if (pick(random, 0, 1) == 0 && !kernel.may_split && !call.plan.listed) {
       kernel.ctas = r.forced_cluster * pick(random, 1, static_cast<int>(kernel.most_tiles));
     }
     in_turn += kernel.ctas < kernel.most_tiles * r.forced_cluster;
     // Queries that the bound does not know of.
-    if (r.packed_q && pick(random, 0, 2) == 0) {
+    if (r.packed_q && !kernel.may_split && pick(random, 0, 2) == 0) {
       ++longer;
       int const b = pick(random, 0, batch - 1);
       int const more = pick(random, 1, 90);
@@ -685,11 +719,18 @@ TEST_CASE(
     }
     AttentionParams const params = params_of(call, kernel);
     std::vector<Done> done;
-    REQUIRE(run_clusters(params, kernel, done) == "");
-    REQUIRE(coverage_fault(call, kernel, params, parts_of_tiles(done)) == "");
+    bool const draws = params.cluster.draws();
+    drawn += draws;
+    REQUIRE((draws ? run_kernel(params, kernel, random, Turn::kRandom, done) : run_clusters(params, kernel, done)) ==
+            "");
+    auto const tiles = parts_of_tiles(done);
+    REQUIRE(coverage_fault(call, kernel, params, tiles) == "");
+    if (kernel.may_split) { REQUIRE(combine_fault(call, kernel, tiles) == ""); }
     for (Done const& d : done) { idle += d.work.range.empty(); }
   }
   CHECK(in_turn > 100);
+  CHECK(several > 100);
+  CHECK(drawn > 5);
   CHECK(longer > 50);
   CHECK(idle > 1000);
 }

@@ -180,6 +180,23 @@ def test_parts_of_few_rows_through_the_workspace(kernel, parts):
     judge_all(split_cases(kernel, parts))
 
 
+def several_cases(kernel, size: int, several: int) -> Iterator[Batch]:
+    """Several clusters for a tile: each leaves its part in the workspace."""
+    size = shareable(size, *kernel[1])
+    for i, rows in enumerate(ROWS):
+        layout = list(LAYOUTS)[(i * 3 + several) % len(LAYOUTS)]
+        mask = list(MASKS)[(i * 5 + several) % len(MASKS)]
+        yield batch_of(f"{several} clusters of {size}, {mask}", rows, layout,
+                       forced=(("cluster", size), ("num_splits", size * several)), seed=i,
+                       **on(kernel, **MASKS[mask]))  # fmt: skip
+
+
+@pytest.mark.parametrize(("size", "several"), [(2, 2), (4, 3), (16, 7)])
+@pytest.mark.parametrize("kernel", MAIN, ids=name_of)
+def test_several_clusters_for_a_tile(kernel, size, several):
+    judge_all(several_cases(kernel, size, several))
+
+
 def whole_cases(kernel) -> Iterator[Batch]:
     """The tile of few rows as a whole, from a schedule and from its index."""
     for i, rows in enumerate(FEW):
@@ -198,19 +215,23 @@ def chosen_cases() -> Iterator[Batch]:
     """As the plan chooses: large clusters for one long sequence, none for many, short tiles in turn."""
     shapes = {
         "one long sequence": ((20_000,), 8, 2),
+        "one long sequence of one head": ((40_000,), 4, 1),
+        "three of one head": ((20_000, 30_000, 500), 4, 1),
         "four of different lengths": ((9000, 1, 70, 4000), 8, 2),
         "as many tiles as SMs": ((1000,) * 16, 32, 8),
         "short tiles in turn": ((200, 1, 0, 128, 400) * 40, 32, 8),
         "more tiles than SMs, of different lengths": ((200, 1, 0, 4000, 400) * 12, 32, 8),
+        "more tiles than SMs, too long for turns": ((200, 1, 0, 9000, 400) * 12, 32, 8),
         "one head": ((5000, 100), 1, 1),
     }
     for i, (why, (keys, heads_q, heads_k)) in enumerate(shapes.items()):
         for queries, causal in ((1, True), (3, True), (5, False)):
             layout = ("pages of 16", "dense", "packed")[(i + queries) % 3]
-            yield main_dims(
-                batch_of(why, "1 row", layout, q_lengths=(queries,) * len(keys), k_lengths=keys, heads_q=heads_q,
-                         heads_k=heads_k, causal=causal, seed=i)
-            )  # fmt: skip
+            for metadata in (False, True):
+                yield main_dims(
+                    batch_of(why, "1 row", layout, q_lengths=(queries,) * len(keys), k_lengths=keys, heads_q=heads_q,
+                             heads_k=heads_k, causal=causal, metadata=metadata, seed=i)
+                )  # fmt: skip
 
 
 def test_what_the_plan_chooses():
@@ -269,6 +290,16 @@ def test_reruns_have_the_same_bits(rows, size):
     results = [attend(made) for _ in range(20)]
     for found in results:
         require_same(case, "again", found, expected)
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_reruns_of_several_clusters_have_the_same_bits(rows):
+    case = main_dims(batch_of("reruns of several clusters", rows, "pages of 16", causal=True, sinks="fp32",
+                              forced=(("cluster", 4), ("num_splits", 12))))  # fmt: skip
+    made = make(case)
+    expected = judged_results(made)
+    for _ in range(20):
+        require_same(case, "again", attend(made), expected)
 
 
 @pytest.mark.parametrize("size", [0, 1, 2, 8, 16])
@@ -333,6 +364,7 @@ CHAINS = {
     **{f"clusters of {size}": [{"cluster": size}] for size in SIZES},
     "clusters of changing size": [{"cluster": size} for size in (1, 16, 2, 8, 4)],
     "parts through the workspace": [{"num_splits": 3, "cluster": -1}],
+    "several clusters": [{"cluster": 4, "num_splits": 12}, {"cluster": 2, "num_splits": 14}, {"cluster": 2}],
     "clusters and parts": [{"cluster": 8}, {"num_splits": 3, "cluster": -1}, {"cluster": 1}, {"num_splits": 7}],
     "as the plan chooses": [{}],
 }
