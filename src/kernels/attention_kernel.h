@@ -193,10 +193,12 @@ __device__ __forceinline__ void produce(AttentionParams const& params, typename 
       for_each_work<Traits>(shared, [&](TileWork const& work) {
         if (!work.range.empty()) { gather.load_keys(work, write); }
         announce_loads();
+        loader.leave_output(write, true);
       });
     } else {
       for_each_work<Traits>(shared, [&](TileWork const& work) {
         if (!work.range.empty()) { gather.load_values(work, write); }
+        loader.leave_output(write, false);
       });
     }
     cp_async_wait<0>();
@@ -205,20 +207,24 @@ __device__ __forceinline__ void produce(AttentionParams const& params, typename 
     for_each_work<Traits>(shared, [&](TileWork const& work) {
       if (!work.range.empty()) { loader.load_keys_values(work, write); }
       announce_loads();
+      loader.leave_output(write, true);
     });
   } else if (warp == ProducerWarp::kQueries) {
     RingState<Traits::kQueryBuffers> write;
     RingState<Traits::kStages> landed;
+    uint32_t landed_phases = 0;
     for_each_work<Traits>(shared, [&](TileWork const& work) {
       loader.load_queries(work, write);
       ++write;
-      if (gathered && loader.lane == kActingLane) { gather.announce(work, landed); }
+      if (gathered && loader.lane == kActingLane) { gather.announce(work, landed, landed_phases); }
+      landed.skip(Traits::kOutputSlots);
     });
   } else if (warp == ProducerWarp::kValues) {
     RingState<Traits::kStages> read;
     uint32_t landed_phases = 0;
     for_each_work<Traits>(shared, [&](TileWork const& work) {
       if (!work.range.empty()) { loader.finish_values(work, read, landed_phases); }
+      loader.leave_output(read, false);
     });
   } else {
     schedule<Traits>(params, shared);
@@ -275,6 +281,7 @@ __device__ __forceinline__ void consume(AttentionParams const& params, typename 
   ClusterMerge<Traits> merge(params, shared, thread);
   constexpr bool kItemInRegisters = Traits::kHeadDimV <= 192;  // wider heads have none left
   constexpr bool kTwoBuffers = Traits::kQueryBuffers == 2;
+  constexpr bool kOutputInRing = Traits::kOutputSlots > 0;
 
   cute::Tensor tSrS = partition_fragment_C(typename Traits::MmaQk{}, Shape<Int<kSlabRows>, Int<Traits::kKeys>>{});
   cute::Tensor tOrO = partition_fragment_C(typename Traits::MmaPv{}, Shape<Int<kSlabRows>, Int<Traits::kHeadDimV>>{});
@@ -283,11 +290,14 @@ __device__ __forceinline__ void consume(AttentionParams const& params, typename 
   RingState<Traits::kStages> read;
   RingState<Traits::kQueryBuffers> q;
 
+  RingState<Traits::kStages> output;  // slots of the tile before
+  bool is_first = true;
   ThreadKeys seen;
-  // Waits for Q also for work without keys: O takes its place, so the slab must be this tile's.
+  // Waits for Q also for work without keys: O may take its place, so the slab must be this tile's.
   auto const begin = [&](TileWork const& work) __attribute__((always_inline)) {
     if (!work.last) { wait_barrier(shared.q_full[q.slot][warpgroup], q.phase); }
     seen = mainloop.issue_first_scores(work, q.slot, read, tSrS);
+    if constexpr (kOutputInRing) { mainloop.release_output(output, !is_first); }
   };
   auto const release_q = [&](int buffer) __attribute__((always_inline)) {
     sync_warpgroup(warpgroup);
@@ -296,7 +306,6 @@ __device__ __forceinline__ void consume(AttentionParams const& params, typename 
 
   WorkState<Traits> items;
   TileWork const* work = &wait_work<Traits>(shared, items);
-  bool is_first = true;
   if constexpr (Traits::kScoresEarly) {
     begin(*work);
     mainloop.wait_first_scores(tSrS);
@@ -320,7 +329,7 @@ __device__ __forceinline__ void consume(AttentionParams const& params, typename 
       }
     };
     auto const after_scores = [&]() __attribute__((always_inline)) {
-      if constexpr (Traits::kDecode) { release_q(buffer); }
+      if constexpr (!kTwoBuffers) { release_q(buffer); }
       finished = read_at_once(*work);
     };
     if (!now.range.empty()) {
@@ -338,16 +347,18 @@ __device__ __forceinline__ void consume(AttentionParams const& params, typename 
       work = &wait_work<Traits>(shared, items);
       begin(*work);
     }
+    typename Traits::Element* slab = shared.q[buffer][warpgroup];
+    if constexpr (kOutputInRing) {
+      output = read;
+      slab = mainloop.wait_output(read);
+      read.skip(Traits::kOutputSlots);
+    }
     if (shares_tiles<Traits>(params)) {
       if constexpr (Traits::kDecode) {
         merge(finished, [&](int row_count) { epilogue.send(merge, softmax, tOrO, row_count); });
       }
     } else {
-      epilogue.store(finished, buffer, softmax, tOrO);
-      if constexpr (!kTwoBuffers && !Traits::kDecode) {
-        epilogue.wait_stores();
-        release_q(buffer);
-      }
+      epilogue.store(finished, slab, softmax, tOrO);
     }
     release_work<Traits>(shared, item);
     if constexpr (Traits::kScoresEarly) {

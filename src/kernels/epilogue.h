@@ -26,10 +26,10 @@ struct CollectiveEpilogue {
   int warpgroup;
   int thread;  // in the warpgroup
 
-  // Divides by the row sums and writes out and LSE, or the partial result of a part of a tile. O takes the place of Q,
-  // which the producers may have again after wait_stores().
+  // Divides by the row sums and writes out and LSE, or the partial result of a part of a tile. O goes through
+  // `slab`, which may be written again after wait_stores().
   template <class Output>
-  __device__ __forceinline__ void store(TileWork const& work, int buffer, Softmax& softmax, Output& tOrO) const {
+  __device__ __forceinline__ void store(TileWork const& work, Element* slab, Softmax& softmax, Output& tOrO) const {
     ThreadRows const rows(thread, work.queries.first + warpgroup * params.packing.queries_per_slab);
     if (Traits::kListed && work.slot >= 0) {
       store_partial(work, rows, softmax, tOrO);
@@ -43,7 +43,7 @@ struct CollectiveEpilogue {
       cutlass::NumericArrayConverter<Element, float, decltype(size(tOrO))::value> const round;
       *reinterpret_cast<cutlass::Array<Element, decltype(size(tOrO))::value>*>(tOrO_half.data()) =
           round(*reinterpret_cast<cutlass::Array<float, decltype(size(tOrO))::value> const*>(tOrO.data()));
-      store_rows(work, rows, buffer, tOrO_half);
+      store_rows(work, rows, slab, tOrO_half);
       if (params.epilogue.lse != nullptr) { store_lse_of_rows(work, rows, ends); }  // O is on its way meanwhile
     }
   }
@@ -171,10 +171,9 @@ struct CollectiveEpilogue {
 
   // Through shared memory: a slab whose rows all exist by TMA, the others row by row.
   template <class Output>
-  __device__ __forceinline__ void store_rows(TileWork const& work, ThreadRows const& rows, int buffer,
+  __device__ __forceinline__ void store_rows(TileWork const& work, ThreadRows const& rows, Element* slab,
                                              Output& tOrO) const {
     EpilogueParams const& p = params.epilogue;
-    Element* slab = shared.q[buffer][warpgroup];
     cute::Tensor sO = make_tensor(make_smem_ptr(slab), typename Traits::LayoutO{});  // (64, Dv)
     auto const copy_atom = Copy_Atom<SM90_U32x4_STSM_N, Element>{};
     auto const tiled_copy = make_tiled_copy_C(copy_atom, typename Traits::MmaPv{});

@@ -59,9 +59,10 @@ class GatherLoader {
   }
 
   // By one lane of a warp that gathers nothing.
-  __device__ __forceinline__ void announce(TileWork const& work, State& read) const {
+  __device__ __forceinline__ void announce(TileWork const& work, State& read, uint32_t& landed_phases) const {
     for (int i = 2 * work.range.blocks(); i > 0; --i) {
-      wait_barrier(shared.landed[read.slot], read.phase);
+      wait_barrier(shared.landed[read.slot], landed_phases >> read.slot & 1);
+      landed_phases ^= 1U << read.slot;
       tma_store_fence();  // ordinary stores before the reads of WGMMA
       arrive_barrier(shared.full[read.slot]);
       ++read;

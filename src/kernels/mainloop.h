@@ -60,10 +60,6 @@ struct CollectiveMainloop {
   using State = RingState<Traits::kStages>;
   // Registers for the faster form of softcap, and for a loop over capped blocks that are not masked.
   static constexpr bool kRoomForSoftcap = Traits::kHeadDimV <= 128;
-  // O is rescaled only by warps in which the maximum of a row has moved (FlashAttention-4): 1.02 to 1.05 of the speed
-  // with head dim 128. With 64 there is so little of O that it costs as much as it saves; where O is rescaled under S
-  // there can be no branch.
-  static constexpr bool kRescalesSeldom = !Traits::kRescaleBeforePv && Traits::kHeadDimV > 64;
 
   AttentionParams const& params;
   SharedStorage& shared;
@@ -75,6 +71,29 @@ struct CollectiveMainloop {
 
   __device__ __forceinline__ void release(State const& state) const {
     if (thread % 32 == 0) { arrive_barrier(shared.empty[state.slot]); }
+  }
+
+  // Where O takes slots of the ring, they follow the tile's keys and values. This warpgroup's part of them, once nobody
+  // reads what they held.
+  __device__ __forceinline__ Element* wait_output(State slots) const {
+    Element* slab = nullptr;
+    CUTE_UNROLL
+    for (int i = 0; i < Traits::kOutputSlots; ++i, ++slots) {
+      wait(slots);
+      if (warpgroup / Traits::kSlabsOfSlot == i) {
+        slab = shared.ring[slots.slot] + warpgroup % Traits::kSlabsOfSlot * Traits::kSlabElementsO;
+      }
+    }
+    return slab;
+  }
+
+  // Gives them back to the producers as soon as O has been read from them.
+  __device__ __forceinline__ void release_output(State slots, bool taken) const {
+    tma_store_wait<0>();
+    CUTE_UNROLL
+    for (int i = 0; i < Traits::kOutputSlots; ++i, ++slots) {
+      if (taken && thread % 32 == 0) { arrive_barrier(shared.empty[slots.slot]); }
+    }
   }
 
   // Issues S of a tile's first block, and finds meanwhile what its rows see. Without keys S is of what lies in the
@@ -125,7 +144,7 @@ struct CollectiveMainloop {
         apply_softcap<kRoomForSoftcap && !kind.kMasked ? 4 : 1>(tSrS, params.softmax.softcap_inner);
       }
       if constexpr (kind.kMasked) { apply_mask(tSrS, seen, work.first_key(n, Traits::kKeys) + rows.column); }
-      softmax.update_max(tSrS, bool_constant<kind.kMasked>{}, bool_constant<kRescalesSeldom>{});
+      softmax.update_max(tSrS, bool_constant<kind.kMasked>{});
     };
     auto const convert = [&]() __attribute__((always_inline)) {
       cute::Tensor scores = operand_view(tSrS);
@@ -157,7 +176,6 @@ struct CollectiveMainloop {
       wait(k);
       turns.wait();
       gemm_async<GMMA::ScaleOut::Zero>(mma_qk, tSrQ, tSrK(_, _, _, k.slot), tSrS);  // S = Q @ K_n.T
-      if constexpr (Traits::kRescaleBeforePv) { softmax.rescale_output(tOrO); }
       wait(v);
       gemm_async<GMMA::ScaleOut::One>(mma_pv, tOrP, tOrV(_, _, _, v.slot), tOrO);  // O += P @ V_(n+1)
       turns.pass();
@@ -170,10 +188,10 @@ struct CollectiveMainloop {
       warpgroup_wait<0>();
       warpgroup_fence_operand(tOrO);
       release(v);
-      if constexpr (kRescalesSeldom) { softmax.rescale_moved_output(tOrO); }
+      if constexpr (Traits::kRescalesSeldom) { softmax.rescale_moved_output(tOrO); }
       softmax.template exponentiate<Traits::kRowsUnderPv, kRowsPerThread>(tSrS);
       convert();
-      if constexpr (!kRescalesSeldom && !Traits::kRescaleBeforePv) { softmax.rescale_output(tOrO); }
+      if constexpr (!Traits::kRescalesSeldom) { softmax.rescale_output(tOrO); }
     };
 
     BlockRange const range = work.range;
@@ -204,7 +222,6 @@ struct CollectiveMainloop {
     }
 
     after_scores();
-    if constexpr (Traits::kRescaleBeforePv) { softmax.rescale_output(tOrO); }
     wait(read);
     gemm_async<GMMA::ScaleOut::One>(mma_pv, tOrP, tOrV(_, _, _, read.slot), tOrO);
     warpgroup_wait<0>();

@@ -19,6 +19,11 @@ struct RingState {
       phase ^= 1;
     }
   }
+
+  __device__ __forceinline__ void skip(int slots) {
+    CUTE_UNROLL
+    for (int i = 0; i < slots; ++i) { ++*this; }
+  }
 };
 
 // The lane that acts for a producer warp, and that says of every warp that it is done with an item. It is the last one,

@@ -42,14 +42,11 @@ __device__ __forceinline__ auto operand_view(Accumulator& acc) {
 }
 
 // kHeadroom: probabilities are held as 2^kHeadroom times their value, sums and O likewise, until the division at the
-// end.
-template <int kHeadroom>
+// end. kSlack: the maximum moves only when scores exceed it by more than that, in exponents of 2, so that probabilities
+// reach 2^(kHeadroom + kSlack); with 0 it always moves.
+template <int kHeadroom, int kSlack>
 struct OnlineSoftmax {
   static constexpr int kHeadroomOf = kHeadroom;
-  // Where O is rescaled seldom, the maximum moves only when scores exceed it by more than kSlack, in exponents of 2:
-  // probabilities reach 2^kSlack. bf16 has the range for it; the largest probability of fp16 is half of what it holds
-  // already.
-  static constexpr int kSlack = kHeadroom == 0 ? 8 : 0;
 
   float scale_log2;               // scores -> exponents of 2
   float row_max[kRowsPerThread];  // of the scores, unscaled; up to kSlack exponents of 2 below it
@@ -80,10 +77,9 @@ struct OnlineSoftmax {
     return sum;
   }
 
-  // Takes a block of scores into the row maxima. `may_be_empty`: a row may have seen no key yet. `seldom`: maxima may
-  // stay behind by kSlack.
-  template <class Scores, class MayBeEmpty, class Seldom>
-  __device__ __forceinline__ void update_max(Scores const& scores, MayBeEmpty may_be_empty, Seldom seldom) {
+  // Takes a block of scores into the row maxima. `may_be_empty`: a row may have seen no key yet.
+  template <class Scores, class MayBeEmpty>
+  __device__ __forceinline__ void update_max(Scores const& scores, MayBeEmpty may_be_empty) {
     auto const rows = rows_view(scores);
     CUTE_UNROLL
     for (int r = 0; r < kRowsPerThread; ++r) {
@@ -93,7 +89,7 @@ struct OnlineSoftmax {
       row_max[r] = fmaxf(row_max[r], __shfl_xor_sync(0xffffffff, row_max[r], 1));
       row_max[r] = fmaxf(row_max[r], __shfl_xor_sync(0xffffffff, row_max[r], 2));
       bool moves = true;
-      if constexpr (seldom) {
+      if constexpr (kSlack > 0) {
         moves = (row_max[r] - before) * scale_log2 > static_cast<float>(kSlack);  // -inf - -inf is NaN: not
         row_max[r] = moves ? row_max[r] : before;
       }

@@ -66,6 +66,16 @@ struct TmaLoader {
     }
   }
 
+  // Slots of the ring behind a tile's keys and values are for its O. Every warp that waits for slots waits for these as
+  // well, or it would take a pass of the ring for the next; one of them hands them to the consumers.
+  __device__ __forceinline__ void leave_output(State& write, bool hands_over) const {
+    CUTE_UNROLL
+    for (int i = 0; i < Traits::kOutputSlots; ++i, ++write) {
+      wait_barrier(shared.empty[write.slot], write.phase ^ 1);
+      if (hands_over && lane == 0) { arrive_barrier(shared.full[write.slot]); }
+    }
+  }
+
   // Zeroes the rows of V outside the keys that the tile sees: their probabilities are 0, but 0 x NaN is NaN. Called by
   // one warp, which walks the ring beside the loading warp; with pages it loads the values as well.
   __device__ __forceinline__ void finish_values(TileWork const& work, State& read, uint32_t& landed_phases) const {

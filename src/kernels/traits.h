@@ -47,12 +47,16 @@ struct AttentionTraits {
   // While one warpgroup computes exponentials, the other one multiplies: with wide heads the accumulators leave no time
   // to hide.
   static constexpr bool kPingPong = kConsumerWarpgroups >= 2 && kHeadDimV <= 128;
-  // O is rescaled after S is issued instead of after O += P V is done: with wide heads there is more of it to hide.
-  static constexpr bool kRescaleBeforePv = kHeadDim > 128;
+  // O is rescaled only by warps in which the maximum of a row has moved (FlashAttention-4): 1.02 to 1.05 of the speed
+  // with head dims from 128 on. With 64 there is so little of O that it costs as much as it saves.
+  static constexpr bool kRescalesSeldom = kHeadDimV > 64 && !kSwapped;
 
+  // Exponents of 2 of the largest probability, and how far scores may exceed the maximum that is kept before it moves.
   // fp16 has no normal numbers below 2^-14: without headroom, small probabilities beside a large one would lose their
   // digits. The largest becomes 2^15, half of what fp16 holds. bf16 has the range of fp32.
-  using Softmax = OnlineSoftmax<is_same_v<Element, cutlass::half_t> ? 15 : 0>;
+  static constexpr bool kHalf = is_same_v<Element, cutlass::half_t>;
+  static constexpr int kSlack = !kRescalesSeldom ? 0 : kHalf ? 7 : 8;
+  using Softmax = OnlineSoftmax<kHalf ? 15 - kSlack : 0, kSlack>;
 
   // How many of a thread's two rows of exponentials fit under O += P V; the others hide the rescaling of O and the
   // rounding of P. Figures in docs/performance-notes.md.
@@ -126,12 +130,15 @@ struct AttentionTraits {
   // How many items the scheduler is ahead. Items of one query are short; where CTAs draw their tiles, each one ahead is
   // one that no other CTA can take.
   static constexpr int kWorkSlots = kDecode ? 4 : 2;
-  // O takes the place of its tile's Q. Where there is room for a second Q, the next tile's is loaded meanwhile. Tiles
-  // of a cluster merge O in a buffer of its own.
+  // Where there is room for a second Q, the next tile's is loaded early, and O takes the place of its tile's Q.
+  // Elsewhere O takes slots of the ring, which the producers leave free in front of the next tile's keys. Tiles of a
+  // cluster merge O in a buffer of its own.
   static constexpr bool kRoomForTwo = kConsumerWarpgroups * (kBytesQ + kSlabElementsO * int(sizeof(Element))) +
                                           kStages * kSlotElements * int(sizeof(Element)) + kBarrierBytes <=
                                       kSharedLimit;
   static constexpr int kQueryBuffers = kRoomForTwo && !kDecode ? 2 : 1;
+  static constexpr int kSlabsOfSlot = max_of(1, kSlotElements / kSlabElementsO);
+  static constexpr int kOutputSlots = kDecode || kQueryBuffers == 2 ? 0 : ceil_div(kConsumerWarpgroups, kSlabsOfSlot);
   // The first scores of the next tile under the epilogue: 1.03 of the speed with head dim 64 at 512 tokens, 0.99 with
   // 128.
   static constexpr bool kScoresEarly = kQueryBuffers == 2 && kHeadDim <= 64;
@@ -160,6 +167,7 @@ struct AttentionTraits {
   static constexpr int kSharedBytes = sizeof(SharedStorage);
   static_assert(kSharedBytes <= kSharedLimit, "tile does not fit in shared memory");
   static_assert(kDecode || kHeadDimV <= kHeadDim, "O does not fit in the place of Q");
+  static_assert(kOutputSlots == 0 || kSlabElementsO <= kSlotElements, "O of a warpgroup does not fit in a slot");
   static_assert(!kDecode || (kRoomForTwo && kMergeRows * kHeadDimV * 4 <= kSlabElementsO * 2),
                 "other CTAs write their parts while this one still reads Q");
   static_assert(kTile.rows % kQueryRows == 0 && kConsumerWarpgroups >= 1 && kConsumerWarpgroups <= 3);
