@@ -58,6 +58,8 @@ struct CollectiveMainloop {
   using SharedStorage = typename Traits::SharedStorage;
   using Softmax = typename Traits::Softmax;
   using State = RingState<Traits::kStages>;
+  // The left half of a block, in steps of the product P V.
+  static constexpr int kNarrowKeys = Traits::kDecode ? Traits::kKeys : ceil_div(Traits::kKeys, 32) * 16;
   // Registers for the faster form of softcap, and for a loop over capped blocks that are not masked.
   static constexpr bool kRoomForSoftcap = Traits::kHeadDimV <= 128;
 
@@ -139,32 +141,42 @@ struct CollectiveMainloop {
     ThreadRows const rows = thread_rows(work);
 
     // Scores of block n -> row maxima.
-    auto const update_max = [&](int n, auto kind) __attribute__((always_inline)) {
+    auto const update_max = [&](auto& scores, int n, auto kind) __attribute__((always_inline)) {
       if constexpr (kind.kCapped) {
-        apply_softcap<kRoomForSoftcap && !kind.kMasked ? 4 : 1>(tSrS, params.softmax.softcap_inner);
+        apply_softcap<kRoomForSoftcap && !kind.kMasked ? 4 : 1>(scores, params.softmax.softcap_inner);
       }
-      if constexpr (kind.kMasked) { apply_mask(tSrS, seen, work.first_key(n, Traits::kKeys) + rows.column); }
-      softmax.update_max(tSrS, bool_constant<kind.kMasked>{});
+      if constexpr (kind.kMasked) { apply_mask(scores, seen, work.first_key(n, Traits::kKeys) + rows.column); }
+      softmax.update_max(scores, bool_constant<kind.kMasked>{});
     };
-    auto const convert = [&]() __attribute__((always_inline)) {
-      cute::Tensor scores = operand_view(tSrS);
+    auto const convert = [&](auto& scores) __attribute__((always_inline)) {
+      cute::Tensor steps = operand_view(scores);
       cutlass::NumericArrayConverter<Element, float, 8> const round;
       CUTE_UNROLL
-      for (int k = 0; k < size<2>(scores); ++k) {
-        auto const& from = *reinterpret_cast<cutlass::Array<float, 8> const*>(&scores(0, 0, k));
+      for (int k = 0; k < size<2>(steps); ++k) {
+        auto const& from = *reinterpret_cast<cutlass::Array<float, 8> const*>(&steps(0, 0, k));
         *reinterpret_cast<cutlass::Array<Element, 8>*>(&tOrP(0, 0, k)) = round(from);
       }
     };
 
     // The first block: nothing to overlap with yet.
-    auto const start = [&](int n, auto kind) __attribute__((always_inline)) {
-      clear(tOrO);
-      release(read);
-      ++read;
-      update_max(n, kind);
-      softmax.template exponentiate<0, kRowsPerThread>(tSrS);
-      convert();
-      after_first();
+    auto const start = [&](auto& scores, int n, auto kind) __attribute__((always_inline)) {
+      update_max(scores, n, kind);
+      softmax.template exponentiate<0, kRowsPerThread>(scores);
+      convert(scores);
+    };
+    // At the diagonal and at the end of the keys, the rows of a warp often see no more than its left half.
+    auto const start_masked = [&](int n, auto kind) __attribute__((always_inline)) {
+      if constexpr (kNarrowKeys < Traits::kKeys) {
+        int const end = max_of(seen.row[0].end, seen.row[1].end) - work.first_key(n, Traits::kKeys);
+        if (__all_sync(0xffffffff, end <= kNarrowKeys)) {
+          cute::Tensor left = leading_columns<kNarrowKeys>(tSrS);
+          start(left, n, kind);
+          CUTE_UNROLL
+          for (int k = kNarrowKeys / 16; k < size<2>(tOrP); ++k) { clear(tOrP(_, _, k)); }
+          return;
+        }
+      }
+      start(tSrS, n, kind);
     };
 
     // S of block n is issued first; O += P V of block n + 1 runs under its softmax.
@@ -182,7 +194,7 @@ struct CollectiveMainloop {
       warpgroup_wait<1>();
       warpgroup_fence_operand(tSrS);
       release(k);
-      update_max(n, kind);
+      update_max(tSrS, n, kind);
       softmax.template exponentiate<0, Traits::kRowsUnderPv>(tSrS);
       if constexpr (Traits::kRowsUnderPv > 0) { softmax.finish_row(Traits::kRowsUnderPv - 1); }
       warpgroup_wait<0>();
@@ -190,20 +202,34 @@ struct CollectiveMainloop {
       release(v);
       if constexpr (Traits::kRescalesSeldom) { softmax.rescale_moved_output(tOrO); }
       softmax.template exponentiate<Traits::kRowsUnderPv, kRowsPerThread>(tSrS);
-      convert();
+      convert(tSrS);
       if constexpr (!Traits::kRescalesSeldom) { softmax.rescale_output(tOrO); }
     };
 
     BlockRange const range = work.range;
     auto const all_blocks = [&](auto plain, auto masked) __attribute__((always_inline)) {
       int n = range.end - 1;
-      start(n, masked);
-      --n;
-      if constexpr (!is_same_v<decltype(plain), decltype(masked)>) {
-        for (; n >= range.full_end; --n) { step(n, masked); }   // right edge
-        for (; n >= range.full_begin; --n) { step(n, plain); }  // no mask
+      clear(tOrO);
+      release(read);
+      ++read;
+      if (Traits::kStartsPlain && n < range.full_end) {
+        start(tSrS, n, plain);
+      } else {
+        start_masked(n, masked);
       }
-      for (; n >= range.begin; --n) { step(n, masked); }  // left edge
+      after_first();
+      --n;
+      if constexpr (is_same_v<decltype(plain), decltype(masked)>) {
+        for (; n >= range.begin; --n) { step(n, masked); }
+      } else {
+        // The masked blocks at the right edge, those without a mask, and the masked ones at the left edge, with one
+        // copy of the masked step.
+        for (int masked_end = range.full_end;; masked_end = range.begin) {
+          for (; n >= masked_end; --n) { step(n, masked); }
+          if (n < range.begin) { break; }
+          for (; n >= range.full_begin; --n) { step(n, plain); }
+        }
+      }
     };
     auto const capped_blocks = [&]() __attribute__((always_inline)) {
       all_blocks(conditional_t<kRoomForSoftcap, CappedBlock, CappedMaskedBlock>{}, CappedMaskedBlock{});

@@ -33,6 +33,12 @@ __device__ __forceinline__ auto rows_view(Accumulator& acc) {
   return make_tensor(acc.data(), Layout<Shape<_2, Shape<_2, Int<kGroups>>>, Stride<_2, Stride<_1, _4>>>{});
 }
 
+// The first columns of a 64 x N accumulator.
+template <int kColumns, class Accumulator>
+__device__ __forceinline__ auto leading_columns(Accumulator& acc) {
+  return make_tensor(acc.data(), make_layout(Int<kColumns / 2>{}));
+}
+
 // The same accumulator as A operand of the next WGMMA: (8 values of 16 columns, 1, N / 16).
 template <class Accumulator>
 __device__ __forceinline__ auto operand_view(Accumulator& acc) {
