@@ -212,7 +212,7 @@ struct CollectiveMainloop {
       clear(tOrO);
       release(read);
       ++read;
-      if (Traits::kStartsPlain && n < range.full_end) {
+      if (Traits::kStartsPlain && range.full_begin <= n && n < range.full_end) {
         start(tSrS, n, plain);
       } else {
         start_masked(n, masked);
