@@ -72,7 +72,7 @@ struct TmaLoader {
     CUTE_UNROLL
     for (int i = 0; i < Traits::kOutputSlots; ++i, ++write) {
       wait_barrier(shared.empty[write.slot], write.phase ^ 1);
-      if (hands_over && lane == 0) { arrive_barrier(shared.full[write.slot]); }
+      if (hands_over && lane == kActingLane) { arrive_barrier(shared.full[write.slot]); }
     }
   }
 
