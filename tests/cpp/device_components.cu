@@ -170,10 +170,10 @@ int check_clusters() {
     params.sequences.capacity_k = 5000;
     params.cluster.size = 1 << up_to(4);
     params.cluster.tiles = batch * heads;
-    params.cluster.clusters = up_to(1) == 0 ? params.cluster.tiles : 1 + up_to(params.cluster.tiles - 1);
+    params.cluster.at_once = up_to(1) == 0 ? params.cluster.tiles : 1 + up_to(params.cluster.tiles - 1);
     params.cluster.ctas_of_tile = FastDivmod(params.cluster.size);
     params.cluster.tiles_of_sequence = FastDivmod(heads);
-    int const ctas = params.cluster.clusters * params.cluster.size;
+    int const ctas = params.cluster.at_once * params.cluster.size;
     std::vector<ListedItem> wanted(std::size_t{kMostItems} * ctas);
     OnDevice<ListedItem> const listed(wanted);
     AttentionParams on_device = params;
