@@ -97,7 +97,7 @@ class ClusterWorkSource {
 };
 
 // Of a grid whose CTAs draw whole tiles, one for each sequence and head group, in the order of the schedule. Nothing
-// else of it is needed, so that the first work is known 4 us earlier than by WorkSource.
+// else of it is needed: a call of 255 us takes 2.5 less than with WorkSource.
 class DrawnTileSource {
  public:
   static constexpr bool kDraws = true;
