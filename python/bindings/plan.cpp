@@ -62,6 +62,8 @@ char const* calls_text(TileConfig const& tile) {
       return "capped";
     case Calls::kUncapped:
       return "uncapped";
+    case Calls::kWhole:
+      return "whole";
     case Calls::kDense:
       return "dense";
   }

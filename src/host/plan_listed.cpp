@@ -16,6 +16,22 @@ std::int64_t most_tiles_of_group(Problem const& problem, KernelFamily family, Ti
                           : std::int64_t{problem.batch} * ceil_div(problem.seqlen_q, shape.queries);
 }
 
+// How many queries each sequence has is known without reading a length, but for rows of a packed q that belong to none.
+bool queries_are_known(Problem const& problem) {
+  std::int64_t const rows = std::int64_t{problem.batch} * problem.seqlen_q;
+  return !problem.seqused_q && (!problem.packed_q || problem.total_q >= rows);
+}
+
+// Where how many tiles there are is known: cutting some pays for no keys. Those of one sequence alone are so many that
+// none can be longer than two blocks' shares of all work.
+bool whole_tiles_fill_grid(PlanRequest const& request) {
+  Problem const& problem = request.problem;
+  TileConfig const tile = request.tile_row(request.many_use()).tile;
+  int const ctas = request.most_ctas(tile);
+  std::int64_t const of_sequence = std::int64_t{request.work_of_sequence(tile).tiles} * request.scheduled_groups();
+  return 2 * of_sequence >= ctas && !leave_grid_idle(of_sequence * problem.batch, ctas);
+}
+
 void choose_splits(PlanRequest const& request, Plan& plan) {
   Problem const& problem = request.problem;
   bool may_split = false;
@@ -82,7 +98,8 @@ KernelPlan& add_kernel(PlanRequest const& request, Plan& plan, KernelFamily fami
   Problem const& problem = request.problem;
   bool const decode = family == KernelFamily::kDecode;
   bool const decodes = request.decodes();
-  TileUse const use = decode ? request.decode_use() : request.many_use();
+  TileUse const many = may_split || problem.keys == KeyLayout::kPaged ? TileUse::kRagged : TileUse::kWhole;
+  TileUse const use = decode ? request.decode_use() : request.many_use() == TileUse::kCapped ? TileUse::kCapped : many;
   bool const forced = request.forces_tile();
   TileRow const* row = &request.tile_row(use);
   if (forced) {
@@ -126,8 +143,11 @@ void plan_listed(PlanRequest const& request, Plan& plan) {
   if (request.decodes()) {
     add_kernel(request, plan, KernelFamily::kDecode, splits && (forced || !whole_tiles_suffice(request)));
   } else {
-    add_kernel(request, plan, KernelFamily::kPrefill, splits && !plan.fixed_splits);
-    if (splits && request.problem.ragged) {
+    bool const known = !plan.fixed_splits && queries_are_known(request.problem);
+    bool const cuts = forced || !known || !whole_tiles_fill_grid(request);
+    add_kernel(request, plan, KernelFamily::kPrefill, splits && !plan.fixed_splits && cuts);
+    if (known && splits) { because(plan, "kernels", "one: every sequence has ", request.problem.seqlen_q, " queries"); }
+    if (splits && request.problem.ragged && !known) {
       add_kernel(request, plan, KernelFamily::kDecode, splits);
       bool const beside = card_share(plan, plan.kernels.back()) == CardShare::kLeaves;
       because(plan, "order",

@@ -88,14 +88,20 @@ __device__ __forceinline__ void publish(AttentionParams const& params, typename 
       wait_barrier(shared.loads_issued, (items_before - 1) & 1);
     }
     TileWork work;
+    Sequence drawn;  // apart from `work`, whose other fields then need no register before it is known
+    Sequence& sequence = Source::kDraws ? drawn : work.sequence;
     do {
-      source.next(item, work.sequence, draw);
+      source.next(item, sequence, draw);
       work.last = item.place < 0;
-      if (!work.last) { work = tile_work(params, Traits::kConsumerWarpgroups, Traits::kKeys, item, work.sequence); }
+      if (!work.last) { work = tile_work(params, Traits::kConsumerWarpgroups, Traits::kKeys, item, sequence); }
     } while (!work.last && work.queries.last < work.queries.first);
     __syncwarp();  // every lane has waited, then one writes
     if (leader) {
-      shared.work[write.slot] = work;
+      if (work.last) {
+        shared.work[write.slot].last = true;
+      } else {
+        shared.work[write.slot] = work;
+      }
       arrive_barrier(shared.work_full[write.slot]);
     }
     __syncwarp();
@@ -134,9 +140,10 @@ __device__ __forceinline__ void schedule(AttentionParams const& params, typename
   } else {
     start_role<Traits>(params);
     warm_schedule(params.schedule, params.sequences);
-    if (threadIdx.x % 32 == 0) { new (shared.source) WorkSource(params, Traits::kConsumerWarpgroups); }
+    using Source = typename Traits::Source;
+    if (threadIdx.x % 32 == 0) { new (shared.source) Source(params, Traits::kConsumerWarpgroups); }
     __syncwarp();
-    publish<Traits>(params, shared, *reinterpret_cast<WorkSource*>(shared.source), draw);
+    publish<Traits>(params, shared, *reinterpret_cast<Source*>(shared.source), draw);
   }
 }
 
@@ -184,7 +191,7 @@ __device__ __forceinline__ void produce(AttentionParams const& params, typename 
       if (loader.lane == 0) { arrive_barrier(shared.loads_issued); }
     }
   };
-  bool const gathered = Traits::kListed && params.load.pages.gathered();
+  bool const gathered = Traits::kPages && params.load.pages.gathered();
   if (gathered && (warp == ProducerWarp::kKeysValues || warp == ProducerWarp::kValues)) {
     RingState<Traits::kStages> write;
     // A loop for each warp: in a common one prefill on pages of 1 takes 3 to 5 % longer, and nvcc 12.8 to 13.0 spill

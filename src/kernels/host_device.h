@@ -5,8 +5,10 @@
 
 #if defined(__CUDACC__)
 #define HA_HOST_DEVICE __host__ __device__ __forceinline__
+#define HA_NO_UNROLL _Pragma("unroll 1")
 #else
 #define HA_HOST_DEVICE inline
+#define HA_NO_UNROLL
 #endif
 
 namespace hopper_attention {

@@ -37,7 +37,9 @@ struct RowEnd {
   __device__ __forceinline__ float scaled(float x) const {
     return scale == 0.0F ? 0.0F : x * scale;
   }  // also if x is NaN
-  __device__ __forceinline__ float lse() const { return exponent == -INFINITY ? -INFINITY : exponent + log2f(sum); }
+  __device__ __forceinline__ float lse() const {
+    return exponent == -INFINITY ? -INFINITY : exponent + log2_approx(sum);
+  }
 };
 
 // A row that saw no key gives 0 and LSE -inf.

@@ -48,6 +48,13 @@ HA_HOST_DEVICE constexpr SequenceWork sequence_work(TileShape const& shape, Mask
   return {tiles, max_of(1, shape.fixed_split > 0 ? ceil_div(blocks, shape.fixed_split) : blocks)};
 }
 
+// Whether tiles of about the same length, taken in rounds, leave more than a seventh of the grid idle.
+template <class Count>
+HA_HOST_DEVICE constexpr bool leave_grid_idle(Count tiles, int ctas) {
+  long long const rounds = ceil_div<Count>(tiles, ctas);
+  return 7LL * tiles < 6 * rounds * ctas;
+}
+
 // Which places a kernel takes.
 enum class Places { kAll, kPrefill, kDecode };
 
@@ -144,6 +151,7 @@ class Schedule {
     if (place == begin_) { return 0; }
     return clamped(static_cast<long long>(at(kUnitsUntil, place - 1)) - units_base_, 0, params_.most_units);
   }
+  HA_HOST_DEVICE constexpr int units_of(int place) const { return units_before(place + 1) - units_before(place); }
 
   // Of all head groups.
   HA_HOST_DEVICE constexpr int tiles() const { return tiles_ * params_.head_groups.divisor; }
@@ -216,8 +224,7 @@ class Schedule {
     // Memory is nearly as fast for four ninths of the SMs as for all; arithmetic is not: whole tiles are as good where
     // they leave less than a seventh of the grid idle.
     if (params_.bound_by_memory) { return 9LL * all < 4LL * params_.ctas; }
-    long long const rounds = ceil_div(all, params_.ctas);
-    return 7LL * all < 6 * rounds * params_.ctas;
+    return leave_grid_idle(all, params_.ctas);
   }
 
   // As many as leave prefill the SMs on which it ends no later than decode, but at least three quarters, which read as

@@ -103,7 +103,7 @@ struct TmaLoader {
   }
 
  private:
-  __device__ __forceinline__ bool paged() const { return Traits::kListed && params.pages.table != nullptr; }
+  __device__ __forceinline__ bool paged() const { return Traits::kPages && params.pages.table != nullptr; }
 
   // Page of the box of block n that this lane brings: a box has 8 keys or more, so that lanes have at most one. TMA
   // delivers zeros for a page that does not exist.

@@ -31,7 +31,9 @@ struct AttentionTraits {
   static constexpr int kQueryRows = kSwapped ? kTile.rows : kSlabRows;  // of a warpgroup
   static constexpr int kConsumerWarpgroups = kTile.rows / kQueryRows;
   static constexpr int kThreads = (kConsumerWarpgroups + 1) * cutlass::NumThreadsPerWarpGroup;
-  static constexpr bool kListed = kTile.calls != Calls::kDense;  // lengths on the device, pages, parts of tiles
+  static constexpr bool kListed = kTile.calls != Calls::kDense;  // lengths on the device
+  static constexpr bool kPages = kListed && kTile.calls != Calls::kWhole;
+  static constexpr bool kParts = kPages;  // of tiles
 
   // Registers of a thread after setmaxnreg; together at most what the CTA was launched with: 168 a thread for three
   // warpgroups, 128 for four or for two CTAs of two. The scheduler warp needs the producers'.
@@ -144,6 +146,9 @@ struct AttentionTraits {
   static constexpr int kQueryBuffers = kRoomForTwo && !kDecode ? 2 : 1;
   static constexpr int kSlabsOfSlot = max_of(1, kSlotElements / kSlabElementsO);
   static constexpr int kOutputSlots = kDecode || kQueryBuffers == 2 ? 0 : ceil_div(kConsumerWarpgroups, kSlabsOfSlot);
+  // Of the schedule, how many places are near at a time. Those of few queries have one tile for each head, so that the
+  // next item is mostly in another place.
+  using Source = WorkSource<kDecode || kConsumerWarpgroups == 3 ? 1 : 32>;
   // The first scores of the next tile under the epilogue: 1.03 of the speed with head dim 64 at 512 tokens, 0.99 with
   // 128.
   static constexpr bool kScoresEarly = kQueryBuffers == 2 && kHeadDim <= 64;
@@ -164,7 +169,7 @@ struct AttentionTraits {
     uint64_t parts_empty;   // and have merged theirs
     alignas(16) float parts_ends[kPartsEnds];
     TileWork work[kWorkSlots];
-    alignas(8) char source[kListed ? sizeof(WorkSource) : 8];  // the scheduler warp's state
+    alignas(8) char source[kListed ? sizeof(Source) : 8];  // the scheduler warp's state
     uint64_t work_full[kWorkSlots];
     uint64_t work_empty[kWorkSlots];  // every warp is done with it
   };

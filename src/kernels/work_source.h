@@ -41,13 +41,11 @@ class DenseWorkSource {
 
   template <class Draw>
   HA_HOST_DEVICE void next(WorkItem& item, Sequence& sequence, Draw /*draw*/) {
-    item = {};
+    item.place = -1;
     if (!scheduler_.valid()) { return; }
     Tile const tile = scheduler_.tile();
     scheduler_.advance();
-    item.place = tile.batch;
-    item.head = tile.head;
-    item.m = tile.m;
+    item = {.place = tile.batch, .head = tile.head, .m = tile.m};
     sequence = sequence_at(params_.sequences, tile.batch);
   }
 
@@ -132,42 +130,50 @@ class DrawnTileSource {
   Sequence sequence_{};
 };
 
-// What a warp keeps in shared memory: all lanes read it, one writes.
-template <class T>
-class Kept {
- public:
-  HA_HOST_DEVICE constexpr explicit Kept(T const& value) : value_(value) {}
-
-  HA_HOST_DEVICE T const& operator*() const { return value_; }
-  HA_HOST_DEVICE T const* operator->() const { return &value_; }
-
-  HA_HOST_DEVICE void set(T const& value) {
+// Which lanes of a warp `holds` is true for. All lanes; the host asks for one after the other.
+template <class Predicate>
+HA_HOST_DEVICE unsigned lanes_where(Predicate holds) {
 #if defined(__CUDA_ARCH__)
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) { value_ = value; }
-    __syncwarp();
+  return __ballot_sync(0xffffffff, holds(static_cast<int>(threadIdx.x % 32)));
 #else
-    value_ = value;
+  unsigned lanes = 0;
+  for (int lane = 0; lane < 32; ++lane) { lanes |= (holds(lane) ? 1U : 0U) << lane; }
+  return lanes;
 #endif
-  }
+}
 
- private:
-  T value_;
-};
+// Calls `body(lane)` in each lane of a warp, between barriers of the warp.
+template <class Body>
+HA_HOST_DEVICE void in_each_lane(Body body) {
+#if defined(__CUDA_ARCH__)
+  __syncwarp();
+  body(static_cast<int>(threadIdx.x % 32));
+  __syncwarp();
+#else
+  for (int lane = 0; lane < 32; ++lane) { body(lane); }
+#endif
+}
 
 // Of the schedule. On the device it lies in shared memory, since producers have no registers for it; one lane makes it.
+// All lanes of a warp call it. They bring `kPlaces` places with their sequences near at a time, each lane one, so that
+// most items are found without waiting for memory.
+template <int kPlaces>
 class WorkSource {
+  static_assert(kPlaces >= 1 && kPlaces <= 32);
+
  public:
   static constexpr bool kDraws = true;  // items that another CTA could have
 
   HA_HOST_DEVICE WorkSource(AttentionParams const& params, int slabs)
-      : params_(params), schedule_(params.schedule), queries_per_tile_(params.packing.queries_per_slab * slabs) {
+      : params_(params),
+        schedule_(params.schedule),
+        queries_per_tile_(params.packing.queries_per_slab * slabs),
+        window_(schedule_.begin()) {
     if (schedule_.by_units()) { chunks_ = schedule_.chunks(); }
     draws_ = schedule_.draws(schedule_.by_units() ? chunks_.count : schedule_.tiles());
   }
 
   // The next item and its sequence; item.place is -1 at the end. `draw(Draws)` hands out 0, 1, 2, ... among all CTAs.
-  // All lanes of a warp.
   template <class Draw>
   HA_HOST_DEVICE void next(WorkItem& item, Sequence& sequence, Draw draw) {
     if (schedule_.by_units()) {
@@ -180,51 +186,58 @@ class WorkSource {
  private:
   // Units of a chunk that the CTA has not taken yet.
   struct Rest {
-    int chunk;
-    int next;
-    int end;
+    int chunk = 0;
+    int next = 0;
+    int end = 0;
   };
 
   HA_HOST_DEVICE void next_tile(WorkItem& item, Sequence& sequence, int index) {
-    item = {};
+    item.place = -1;  // all of it at once, when it is known: producers have few registers
     if (index < 0 || index >= draws_.count) { return; }
-    int const in_group = params_.schedule.head_groups.quotient(index);
-    // A place of few queries has one tile.
-    int const guess = params_.schedule.bound_by_memory ? schedule_.begin() + in_group : schedule_.end();
-    FoundPlace const found = find(in_group, guess, [&](int place) { return schedule_.tiles_before(place); });
-    if (!found.holds(in_group)) { return; }
-    sequence = sequence_at(params_.sequences, schedule_.sequence(found.place));
-    item.place = found.place;
-    int const heads = params_.schedule.head_groups.divisor;
-    int const within = index - found.before * heads;
-    int const tiles = found.until - found.before;
-    if (tiles == 1) {
-      item.head = within;
-      return;
+    FastDivmod const& groups = params_.schedule.head_groups;
+    int const in_group = groups.quotient(index);
+    int const i = find(in_group);
+    if (i < 0) { return; }
+    // Places that have the same work run together, [begin, end) of the window.
+    int begin = 0;
+    int end = 1;
+    if constexpr (kPlaces > 1) {
+      unsigned const later = starts_ >> i >> 1;
+      begin = log2_of(static_cast<int>(starts_ & ~(~0U << i << 1)));
+      end = later == 0 ? window_count_ : i + 1 + log2_of(static_cast<int>(later & -later));
     }
-    // Head groups whose K and V fit in L2 run together; in a pass query block by query block.
-    int m = params_.schedule.head_groups.quotient(within);
-    int head = within - m * heads;
-    if (static_cast<long long>(sequence.len.k) * heads > static_cast<long long>(params_.keys_in_l2) * params_.sharing) {
-      int const fitting = params_.keys_in_l2 / max_of(1, sequence.len.k) * params_.sharing;
-      int const width = min_of(heads, max_of(params_.sharing, fitting));
-      int const pass = within / (width * tiles);
-      int const in_pass = within - pass * width * tiles;
-      int const pass_width = min_of(width, heads - pass * width);
-      m = in_pass / pass_width;
-      head = pass * width + in_pass - m * pass_width;
+    int const tiles = until_[begin] - before(begin);
+    int const within = index - before(begin) * groups.divisor;
+    int const heads = (end - begin) * groups.divisor;
+    // Head groups whose K and V fit in L2 run together; in a pass query block by query block. Every other pass begins
+    // with the shortest, so that lengths change slowly along the list; the last one ends with it.
+    int width = heads;
+    int pass = 0;
+    int passes = 1;
+    int in_pass = within;
+    int const keys = sequence_[begin].len.k;
+    if (static_cast<long long>(keys) * heads > static_cast<long long>(params_.keys_in_l2) * params_.sharing) {
+      int const fitting = params_.keys_in_l2 / max_of(1, keys) * params_.sharing;
+      width = min_of(heads, max_of(params_.sharing, fitting));
+      pass = within / (width * tiles);
+      passes = ceil_div(heads, width);
+      in_pass = within - pass * width * tiles;
     }
-    item.head = head;
-    // In every other place the shortest first: a CTA's tiles are about a grid apart in the list, and those of
-    // neighbouring places would be alike. The last place ends with its shortest.
-    bool const turned = (schedule_.end() - found.place) % 2 == 0;
-    item.m = (params_.mask.right == kUnlimited) != turned ? m : tiles - 1 - m;
+    int const pass_width = min_of(width, heads - pass * width);
+    int const m = tiles == 1 ? 0 : in_pass / pass_width;
+    int const of_places = pass * width + in_pass - m * pass_width;
+    int const place = groups.quotient(of_places);
+    bool const turned = (schedule_.end() - window_ - end + passes - 1 - pass) % 2 != 0;
+    item = {.place = window_ + begin + place,
+            .head = of_places - place * groups.divisor,
+            .m = (params_.mask.right == kUnlimited) != turned ? m : tiles - 1 - m};
+    sequence = sequence_[begin + place];
   }
 
   template <class Draw>
   HA_HOST_DEVICE void next_units(WorkItem& item, Sequence& sequence, Draw draw) {
-    item = {};
-    Rest rest = *rest_;
+    item.place = -1;
+    Rest rest = rest_;
     if (rest.next >= rest.end) {
       rest.chunk = draw(draws_);
       if (rest.chunk < 0 || rest.chunk >= chunks_.count) { return; }
@@ -232,12 +245,12 @@ class WorkSource {
       rest.end = chunks_.begin(rest.chunk + 1);
       if (rest.next >= rest.end) { return; }
     }
-    int const in_group = params_.schedule.head_groups.quotient(rest.next);
-    FoundPlace const found = find(in_group, schedule_.end(), [&](int place) { return schedule_.units_before(place); });
-    if (!found.holds(in_group)) { return; }
-    sequence = sequence_at(params_.sequences, schedule_.sequence(found.place));
+    int const i = find(params_.schedule.head_groups.quotient(rest.next));
+    if (i < 0) { return; }
+    sequence = sequence_[i];
     int const tiles =
         sequence.len.q <= queries_per_tile_ ? min_of(sequence.len.q, 1) : ceil_div(sequence.len.q, queries_per_tile_);
+    FoundPlace const found{window_ + i, before(i), until_[i]};
     UnitTile const tile = unit_tile(found, tiles, rest.next, params_.schedule.head_groups.divisor);
     int const first = rest.next - tile.begin;
     int const last = params_.schedule.fixed_splits ? first + 1 : min_of(tile.units, rest.end - tile.begin);
@@ -245,27 +258,82 @@ class WorkSource {
     int const slot = params_.schedule.fixed_splits ? rest.next : slot_of(chunks_, rest.chunk, tile.begin);
     item = {found.place, tile.head, tile.m, first, last, tile.units, whole ? -1 : slot};
     rest.next = tile.begin + last;
-    rest_.set(rest);
+    in_each_lane([&](int lane) {
+      if (lane == 0) { rest_ = rest; }
+    });
   }
 
-  // The place that holds entry `x` of the list of one head group: mostly that of the entry before, else mostly `guess`
-  // (the end: there is none). In damaged metadata none may hold it.
-  template <class Before>
-  HA_HOST_DEVICE FoundPlace find(int x, int guess, Before before) {
-    if (found_->holds(x)) { return *found_; }
-    auto const at = [&](int place) { return FoundPlace{place, before(place), before(place + 1)}; };
-    FoundPlace found;
-    if (params_.schedule.metadata == nullptr) {
-      found = at(x / max_of(1, before(1)));
-    } else {
-      if (guess < schedule_.end()) { found = at(guess); }
-      if (!found.holds(x)) {
-        int const place = find_place(schedule_.begin(), schedule_.end(), x, [&](int p) { return before(p + 1); });
-        found = place < schedule_.end() ? at(place) : FoundPlace{};
+  // Entries of the list, tiles or units of one head group, before a place of the schedule, and of the window.
+  HA_HOST_DEVICE int entries_before(int place) const {
+    return schedule_.by_units() ? schedule_.units_before(place) : schedule_.tiles_before(place);
+  }
+  HA_HOST_DEVICE int before(int i) const { return i == 0 ? before_ : until_[i - 1]; }
+
+  // Which place of the window, which it moves there, holds entry `x`; -1 if none does, in damaged metadata.
+  HA_HOST_DEVICE int find(int x) {
+    // A place of few queries has one tile; else it is mostly in the places that follow.
+    bool const one_each = params_.schedule.bound_by_memory && !schedule_.by_units();
+    int place = one_each ? schedule_.begin() + x : window_ + window_count_;
+    HA_NO_UNROLL
+    for (int attempt = 0; !may_hold(x); ++attempt) {
+      if (attempt == 2) { return -1; }
+      if (attempt == 1) {
+        place = find_place(schedule_.begin(), schedule_.end(), x, [&](int p) { return entries_before(p + 1); });
       }
+      if (place < schedule_.end()) { move(place); }
     }
-    found_.set(found);
-    return found;
+    if constexpr (kPlaces == 1) { return 0; }
+    unsigned const earlier = lanes_where([&](int lane) { return lane < window_count_ && until_[lane] <= x; });
+    int const i = earlier == ~0U ? kPlaces : log2_of(static_cast<int>(~earlier & -~earlier));
+    return i < window_count_ && before(i) <= x && x < until_[i] ? i : -1;
+  }
+  HA_HOST_DEVICE bool may_hold(int x) const {
+    return window_count_ > 0 && before_ <= x && x < until_[window_count_ - 1];
+  }
+
+  // Windows begin at multiples of their size, so that all CTAs see the same places together.
+  HA_HOST_DEVICE void move(int place) {
+    int const window = place - (place - schedule_.begin()) % kPlaces;
+    int const count = min_of(kPlaces, schedule_.end() - window);
+    // One after the other: producers have no registers for all of it. A single place is the same for all lanes, which
+    // then need one register for all.
+    auto const in_place_of_lane = [&](auto body) {
+      in_each_lane([&](int lane) {
+        int const i = kPlaces == 1 ? 0 : lane;
+        if (i < count) { body(i, i == lane); }
+      });
+    };
+    in_place_of_lane([&](int i, bool writes) {
+      int const until = entries_before(window + i + 1);
+      if (writes) { until_[i] = until; }
+    });
+    in_place_of_lane([&](int i, bool writes) {
+      Sequence const sequence = sequence_at(params_.sequences, schedule_.sequence(window + i));
+      if (writes) { sequence_[i] = sequence; }
+    });
+    int const first = entries_before(window);
+    in_each_lane([&](int lane) {
+      if (lane > 0) { return; }
+      window_ = window;
+      window_count_ = count;
+      before_ = first;
+    });
+    if constexpr (kPlaces > 1) { find_starts(); }
+  }
+
+  // Places that have other work than the one before them.
+  HA_HOST_DEVICE void find_starts() {
+    in_each_lane([&](int lane) {
+      if (lane < window_count_) { units_[lane] = schedule_.units_of(window_ + lane); }
+    });
+    auto const differs = [&](int a, int b) {
+      return until_[a] - before(a) != until_[b] - before(b) || units_[a] != units_[b];
+    };
+    unsigned const starts =
+        lanes_where([&](int lane) { return lane < window_count_ && (lane == 0 || differs(lane, lane - 1)); });
+    in_each_lane([&](int lane) {
+      if (lane == 0) { starts_ = starts; }
+    });
   }
 
   AttentionParams const& params_;
@@ -273,8 +341,14 @@ class WorkSource {
   int queries_per_tile_;
   Chunks chunks_{};
   Draws draws_;
-  Kept<Rest> rest_{Rest{0, 0, 0}};
-  Kept<FoundPlace> found_{FoundPlace{}};
+  Rest rest_;
+  int window_;            // its first place
+  int window_count_ = 0;  // places in it
+  int before_ = 0;        // entries before the first
+  unsigned starts_ = 0;   // places that have other work than the one before, a bit each
+  int until_[kPlaces];    // entries up to and with each
+  int units_[kPlaces];    // of each
+  Sequence sequence_[kPlaces];
 };
 
 }  // namespace hopper_attention

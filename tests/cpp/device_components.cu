@@ -102,6 +102,7 @@ class OnDevice {
 };
 
 constexpr int kMostItems = 64;
+using ListedSource = WorkSource<32>;  // of prefill kernels
 
 struct ListedItem {
   WorkItem item;
@@ -109,7 +110,7 @@ struct ListedItem {
 };
 
 // The first items of a CTA, whose draws are `cta`, `cta + ctas`, ... All lanes of a warp.
-HA_HOST_DEVICE void list_items(AttentionParams const& params, WorkSource& source, int cta, ListedItem* items) {
+HA_HOST_DEVICE void list_items(AttentionParams const& params, ListedSource& source, int cta, ListedItem* items) {
   int round = 0;
   auto const draw = [&](Draws const&) { return cta + round++ * params.schedule.ctas; };
   for (int i = 0; i < kMostItems; ++i) {
@@ -122,10 +123,10 @@ HA_HOST_DEVICE void list_items(AttentionParams const& params, WorkSource& source
 }
 
 __global__ void list_all(__grid_constant__ AttentionParams const params, int slabs, ListedItem* items) {
-  __shared__ alignas(WorkSource) char memory[sizeof(WorkSource)];
-  if (threadIdx.x == 0) { new (memory) WorkSource(params, slabs); }
+  __shared__ alignas(ListedSource) char memory[sizeof(ListedSource)];
+  if (threadIdx.x == 0) { new (memory) ListedSource(params, slabs); }
   __syncwarp();
-  list_items(params, *reinterpret_cast<WorkSource*>(memory), static_cast<int>(blockIdx.x),
+  list_items(params, *reinterpret_cast<ListedSource*>(memory), static_cast<int>(blockIdx.x),
              items + blockIdx.x * kMostItems);
 }
 
@@ -270,7 +271,7 @@ int check_schedules() {
       work.sequences = host.sequences;
       work.schedule.metadata = expected.data();
       for (int cta = 0; cta < 132; ++cta) {
-        WorkSource source(work, slabs);
+        ListedSource source(work, slabs);
         list_items(work, source, cta, wanted.data() + std::size_t{kMostItems} * cta);
       }
       if (std::memcmp(found.data(), wanted.data(), count * sizeof(ListedItem)) != 0 && ++wrong <= 5) {

@@ -174,6 +174,12 @@ TEST_CASE("plan: kernels have the code that their calls need and no more") {
   Problem dense = problem(2, 2048, 2048, 8, 8, 128, true);
   CHECK(calls_of(dense) == Calls::kDense);
   Problem lengths_on_device = ragged(2048, 2048, 128);
+  CHECK(calls_of(lengths_on_device) == Calls::kWhole);
+  lengths_on_device.keys = KeyLayout::kPaged;
+  CHECK(calls_of(lengths_on_device) == Calls::kUncapped);
+  lengths_on_device.keys = KeyLayout::kDense;
+  lengths_on_device.seqused_q = true;
+  lengths_on_device.num_splits = 0;
   CHECK(calls_of(lengths_on_device) == Calls::kUncapped);
   dense.softcap = lengths_on_device.softcap = 30.0F;
   CHECK(calls_of(dense) == Calls::kCapped);
@@ -189,6 +195,10 @@ TEST_CASE("tiles: those of softcap are those without, which the schedule counts"
     CHECK(capped.calls == Calls::kCapped);
     capped.calls = row.tile.calls;
     CHECK(capped == row.tile);
+    TileConfig whole = find_tile(row.tile.head_dim, row.tile.head_dim_v, TileUse::kWhole)->tile;
+    CHECK(whole.calls == Calls::kWhole);
+    whole.calls = row.tile.calls;
+    CHECK(whole == row.tile);
   }
 }
 
@@ -392,6 +402,35 @@ TEST_CASE("plan_with: a forced choice replaces the plan's own and is named as fo
   CHECK((split.forces_splits && split.max_splits == 2));
 }
 
+TEST_CASE(
+    "plan: where every sequence has many queries, no kernel for few runs, and tiles are cut only if they are few") {
+  struct Case {
+    char const* why;
+    int batch;
+    bool packed_q, seqused_q;
+    int total_q;
+    int sms;
+    std::vector<bool> may_split;  // of each kernel
+  };
+  for (Case const& c : {Case{"a q of even sequences", 4, false, false, 0, 132, {false}},
+                        Case{"some of whose queries may not count", 4, false, true, 0, 132, {true, true}},
+                        Case{"packed, as many rows as all bounds together", 4, true, false, 2048, 132, {false}},
+                        Case{"packed, one row less", 4, true, false, 2047, 132, {true, true}},
+                        Case{"tiles that leave much of the grid idle", 1, false, false, 0, 100, {true}}}) {
+    CAPTURE(c.why);
+    Problem p = ragged(512, 16384, 128, c.batch);
+    p.num_splits = 0;
+    p.packed_q = c.packed_q;
+    p.seqused_q = c.seqused_q;
+    if (c.packed_q) { p.total_q = c.total_q; }
+    std::vector<bool> may_split;
+    for (KernelPlan const& kernel : plan(p, card(c.sms)).kernels) { may_split.push_back(kernel.may_split); }
+    CHECK(may_split == c.may_split);
+    p.batch_invariant = true;
+    CHECK(plan(p, card(132)).kernels.size() == 2);
+  }
+}
+
 TEST_CASE("plan: lengths on the device ask for the kernels of both classes, or for one where no other can be needed") {
   DeviceInfo const device = card(132);
   // What clusters take instead has tests of its own.
@@ -418,6 +457,7 @@ TEST_CASE("plan: lengths on the device ask for the kernels of both classes, or f
     Problem p = ragged(c.seqlen_q, 4096, 128);
     p.num_splits = static_cast<int>(c.num_splits);
     p.batch_invariant = c.batch_invariant;
+    p.seqused_q = true;  // sequences may have fewer queries than the bound says
     Plan const made = listed_plan(p);
     CHECK((made.listed && made.makes_schedule));
     CHECK(made.fixed_splits == c.batch_invariant);
@@ -440,6 +480,8 @@ TEST_CASE("plan: lengths on the device ask for the kernels of both classes, or f
     CHECK((given.workspace_bytes < made.workspace_bytes) != c.batch_invariant);
     CHECK(given.kernels.size() == made.kernels.size());
     p.packed_q = true;
+    p.seqused_q = false;
+    p.total_q = c.seqlen_q + p.batch - 1;
     Plan const packed = listed_plan(p);
     p.has_metadata = false;
     CHECK_FALSE(packed.makes_schedule);
@@ -465,7 +507,9 @@ TEST_CASE("plan: tiles of a ragged call follow from the head dims and the class 
           bool const few = !many_without_prefill && !batch_invariant && known;
           for (KernelPlan const& kernel : plan(p, card(114)).kernels) {
             TileUse const decode = few ? TileUse::kFewRows : TileUse::kDecode;
-            TileUse const use = kernel.family == KernelFamily::kDecode ? decode : TileUse::kRagged;
+            TileUse const use = kernel.family == KernelFamily::kDecode ? decode
+                                : kernel.may_split                     ? TileUse::kRagged
+                                                                       : TileUse::kWhole;
             CHECK(kernel.tile == find_tile(head_dim, head_dim, use)->tile);
           }
         }

@@ -221,6 +221,7 @@ void make_call(Request const& r, Call& call) {
                                .head_dim = r.head_dim,
                                .head_dim_v = r.head_dim},
                               options);
+  if (call.problem.packed_q) { call.problem.total_q = s.seqlen_q; }
   testing::ForcedPlan forced;
   forced.num_splits = r.forced_splits;
   forced.cluster = r.forced_cluster;
@@ -342,7 +343,12 @@ std::string run_kernel(AttentionParams const& params, KernelPlan const& kernel, 
   if (params.cluster.draws()) {
     return run_drawing(params, kernel, random, turn, done, [&] { return DrawnTileSource(params); });
   }
-  return run_drawing(params, kernel, random, turn, done, [&] { return WorkSource(params, slabs_of(kernel.tile)); });
+  int const slabs = slabs_of(kernel.tile);
+  auto const run = [&]<class Source>(std::type_identity<Source>) {
+    return run_drawing(params, kernel, random, turn, done, [&] { return Source(params, slabs); });
+  };
+  return kernel.family == KernelFamily::kDecode ? run(std::type_identity<WorkSource<1>>{})
+                                                : run(std::type_identity<WorkSource<32>>{});
 }
 
 using TileName = std::tuple<int, int, int>;  // sequence, head group, query block
