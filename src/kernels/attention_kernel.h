@@ -77,7 +77,7 @@ __device__ __forceinline__ void publish(AttentionParams const& params, typename 
   // instead of 143.
   constexpr int kLongItem = 8;  // blocks
   constexpr int kSlots = Traits::kWorkSlots;
-  uint32_t items_before = 0;
+  uint32_t loads_phase = 0;
   bool const leader = threadIdx.x % 32 == 0;
   RingState<kSlots> write;
   WorkItem item;
@@ -85,7 +85,8 @@ __device__ __forceinline__ void publish(AttentionParams const& params, typename 
   do {
     wait_barrier(shared.work_empty[write.slot], write.phase ^ 1);
     if (Traits::kDecode && Source::kDraws && behind_long_item) {
-      wait_barrier(shared.loads_issued, (items_before - 1) & 1);
+      wait_barrier(shared.loads_issued, loads_phase);
+      loads_phase ^= 1;
     }
     TileWork work;
     Sequence drawn;  // apart from `work`, whose other fields then need no register before it is known
@@ -95,6 +96,8 @@ __device__ __forceinline__ void publish(AttentionParams const& params, typename 
       work.last = item.place < 0;
       if (!work.last) { work = tile_work(params, Traits::kConsumerWarpgroups, Traits::kKeys, item, sequence); }
     } while (!work.last && work.queries.last < work.queries.first);
+    behind_long_item = work.range.blocks() >= kLongItem;
+    work.announces_loads = Traits::kDecode && Source::kDraws && behind_long_item;
     __syncwarp();  // every lane has waited, then one writes
     if (leader) {
       if (work.last) {
@@ -105,8 +108,6 @@ __device__ __forceinline__ void publish(AttentionParams const& params, typename 
       arrive_barrier(shared.work_full[write.slot]);
     }
     __syncwarp();
-    behind_long_item = work.range.blocks() >= kLongItem;
-    ++items_before;
     ++write;
   } while (item.place >= 0);
 }
@@ -186,9 +187,9 @@ __device__ __forceinline__ void produce(AttentionParams const& params, typename 
     warm_pages(params.load.pages, params.cluster.sequence(params.cluster.first_tile(blockIdx.x)));
   }
   GatherLoader<Traits> const gather{params.load, shared, loader.lane};
-  auto const announce_loads = [&]() __attribute__((always_inline)) {
+  auto const announce_loads = [&](TileWork const& work) __attribute__((always_inline)) {
     if constexpr (Traits::kDecode) {
-      if (loader.lane == 0) { arrive_barrier(shared.loads_issued); }
+      if (work.announces_loads && loader.lane == kActingLane) { arrive_barrier(shared.loads_issued); }
     }
   };
   bool const gathered = Traits::kPages && params.load.pages.gathered();
@@ -199,7 +200,7 @@ __device__ __forceinline__ void produce(AttentionParams const& params, typename 
     if (warp == ProducerWarp::kKeysValues) {
       for_each_work<Traits>(shared, [&](TileWork const& work) {
         if (!work.range.empty()) { gather.load_keys(work, write); }
-        announce_loads();
+        announce_loads(work);
         loader.leave_output(write, true);
       });
     } else {
@@ -213,7 +214,7 @@ __device__ __forceinline__ void produce(AttentionParams const& params, typename 
     RingState<Traits::kStages> write;
     for_each_work<Traits>(shared, [&](TileWork const& work) {
       if (!work.range.empty()) { loader.load_keys_values(work, write); }
-      announce_loads();
+      announce_loads(work);
       loader.leave_output(write, true);
     });
   } else if (warp == ProducerWarp::kQueries) {

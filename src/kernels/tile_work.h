@@ -14,8 +14,9 @@ struct alignas(8) TileWork {
   QueryRange queries{0, -1};
   Sequence sequence{};
   BlockRange range{};
-  int slot = -1;      // of the workspace that takes a partial result; -1: this is the whole tile
-  bool last = false;  // there is no more work, and nothing else in here counts
+  int slot = -1;                 // of the workspace that takes a partial result; -1: this is the whole tile
+  bool last = false;             // there is no more work, and nothing else in here counts
+  bool announces_loads = false;  // the scheduler waits until all of its keys have been asked for
 
   HA_HOST_DEVICE int first_key(int n, int block) const { return range.origin + n * block; }
 

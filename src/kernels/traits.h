@@ -164,7 +164,7 @@ struct AttentionTraits {
     uint64_t empty[kStages];   // every consumer warp is done with it
     uint64_t landed[kStages];  // a block of V has arrived, but some of its rows are still to be hidden
     alignas(16) float across_warps[kSwapped ? kQueryRows : 1][cutlass::NumWarpsPerWarpGroup];
-    uint64_t loads_issued;  // keys of an item, each time: the next may be found
+    uint64_t loads_issued;  // all keys of a long item: the next may be found
     uint64_t parts_full;    // all CTAs of the cluster have sent their parts of this one's columns
     uint64_t parts_empty;   // and have merged theirs
     alignas(16) float parts_ends[kPartsEnds];

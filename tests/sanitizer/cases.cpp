@@ -113,11 +113,12 @@ std::vector<Case> make() {
             c.head_dim = c.head_dim_v = 256;
             c.num_splits = 7;
           }),
-      but(decode("decode: more tiles than run at once, metadata", std::vector<int>(600, 3), 4),
+      but(decode("decode: no cluster, more tiles than run at once", std::vector<int>(600, 3), 4),
           [](Case& c) {
             c.heads_q = 2;
             c.heads_k = 1;
             c.keys.front() = 900;
+            c.clusters = false;
             c.metadata = true;
           }),
       but(decode("decode: 4 queries, d 64", {200, 70}, 16),
