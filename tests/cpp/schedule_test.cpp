@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <optional>
 #include <random>
@@ -291,17 +292,18 @@ std::string run_drawing(AttentionParams const& params, KernelPlan const& kernel,
   int const slabs = slabs_of(kernel.tile);
   std::int64_t const most_items = kernel.most_units + kernel.most_tiles;
   struct Cta {
+    explicit Cta(MakeSource& make) : source(make()) {}
     decltype(make_source()) source;
     int round = 0;
   };
-  std::vector<Cta> ctas;
+  std::deque<Cta> ctas;                            // never moved: what a source has not seen yet is not set
   std::set<std::pair<std::int64_t, int>> running;  // by units done, or by a random number
   auto const next_turn = [&](std::int64_t key, int c, int units) {
     if (turn == Turn::kLastFirst) { return c + 1 == kernel.ctas ? std::int64_t{-1} : key; }
     return turn == Turn::kRandom ? static_cast<std::int64_t>(random()) : key + units;
   };
   for (int c = 0; c < kernel.ctas; ++c) {
-    ctas.push_back({make_source()});
+    ctas.emplace_back(make_source);
     running.insert({next_turn(0, c, 0), c});
   }
   std::map<int*, unsigned> counters;
