@@ -201,12 +201,12 @@ __device__ __forceinline__ void produce(AttentionParams const& params, typename 
       for_each_work<Traits>(shared, [&](TileWork const& work) {
         if (!work.range.empty()) { gather.load_keys(work, write); }
         announce_loads(work);
-        loader.leave_output(write, true);
+        loader.leave_output(write);
       });
     } else {
       for_each_work<Traits>(shared, [&](TileWork const& work) {
         if (!work.range.empty()) { gather.load_values(work, write); }
-        loader.leave_output(write, false);
+        write.skip(Traits::kOutputSlots);
       });
     }
     cp_async_wait<0>();
@@ -215,7 +215,7 @@ __device__ __forceinline__ void produce(AttentionParams const& params, typename 
     for_each_work<Traits>(shared, [&](TileWork const& work) {
       if (!work.range.empty()) { loader.load_keys_values(work, write); }
       announce_loads(work);
-      loader.leave_output(write, true);
+      loader.leave_output(write);
     });
   } else if (warp == ProducerWarp::kQueries) {
     RingState<Traits::kQueryBuffers> write;
@@ -232,7 +232,7 @@ __device__ __forceinline__ void produce(AttentionParams const& params, typename 
     uint32_t landed_phases = 0;
     for_each_work<Traits>(shared, [&](TileWork const& work) {
       if (!work.range.empty()) { loader.finish_values(work, read, landed_phases); }
-      loader.leave_output(read, false);
+      read.skip(Traits::kOutputSlots);
     });
   } else {
     schedule<Traits>(params, shared);

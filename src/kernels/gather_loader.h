@@ -49,13 +49,17 @@ class GatherLoader {
   __device__ __forceinline__ void load_values(TileWork const& work, State& write) const {
     Pages next = pages_of(work, work.range.end - 1);
     ++write;  // K of the last block
+    State last = write;
     for (int n = work.range.end - 1; n >= work.range.begin; --n) {
       Pages const pages = next;
       next = pages_of(work, n - 1);
       if (n > work.range.begin) { ++write; }  // K n - 1
       copy_block<Traits::kHeadDimV, Traits::kSlabColumnsV>(params.pages.v, work, n, pages, write);
+      last = write;
       ++write;
     }
+    // As in TmaLoader::finish_values().
+    if constexpr (Traits::kOutputSlots > 0) { wait_barrier(shared.empty[last.slot], last.phase); }
   }
 
   // By one lane of a warp that gathers nothing.

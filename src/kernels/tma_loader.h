@@ -66,13 +66,14 @@ struct TmaLoader {
     }
   }
 
-  // Slots of the ring behind a tile's keys and values are for its O. Every warp that waits for slots waits for these as
-  // well, or it would take a pass of the ring for the next; one of them hands them to the consumers.
-  __device__ __forceinline__ void leave_output(State& write, bool hands_over) const {
+  // Slots of the ring behind a tile's keys and values are for its O. The warp that loads keys hands them over to the
+  // consumers, who wait for it: nobody else may wait for these slots, since they would go on without it, and it could
+  // miss a pass of the ring.
+  __device__ __forceinline__ void leave_output(State& write) const {
     CUTE_UNROLL
     for (int i = 0; i < Traits::kOutputSlots; ++i, ++write) {
       wait_barrier(shared.empty[write.slot], write.phase ^ 1);
-      if (hands_over && lane == kActingLane) { arrive_barrier(shared.full[write.slot]); }
+      if (lane == kActingLane) { arrive_barrier(shared.full[write.slot]); }
     }
   }
 
@@ -86,6 +87,7 @@ struct TmaLoader {
       return;
     }
     State hidden = read;  // how far rows are hidden, behind the loads
+    State last = read;    // V of the last block
     int to_hide = range.end - 1;
     int next = page_of(work, range.end - 1);
     for (int n = range.end - 1; n >= range.begin; --n) {
@@ -97,9 +99,14 @@ struct TmaLoader {
         hide(work, to_hide--, hidden, landed_phases);
       }
       load_v(work, n, page, read);
+      last = read;
       ++read;
     }
     while (to_hide >= range.begin) { hide(work, to_hide--, hidden, landed_phases); }
+    // The slots of O follow, for which this warp does not wait (see leave_output()). Until its last block has been
+    // read, it could take a pass of the ring for the next; consumers cannot be a pass ahead, since they need its next
+    // values.
+    if constexpr (Traits::kOutputSlots > 0) { wait_barrier(shared.empty[last.slot], last.phase); }
   }
 
  private:
