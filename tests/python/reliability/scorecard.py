@@ -39,6 +39,14 @@ class Hazard:
     tests: tuple[str, ...] = ()
 
 
+# What is known about sections that fail.
+KNOWN = {
+    "random_cases": "The call was still running when its process was ended. A warp could miss a pass of the ring where O "
+    "takes slots of it (step 80 of [the notes](performance-notes.md)); `tests/python/test_ring_protocol.py` shows it in a "
+    "model. Mended since in the kernels, which have not run on a GPU since.",
+    "soak": "What holds the memory is not known. On the CPU, with the launch stubbed, calls keep no tensor.",
+}
+
 ROWS = [
     Row("random_cases", "Random calls of all functions with all features against float64, three gates", "random calls"),
     Row("random_cases_fa3", "FlashAttention-3 on those of these calls that it can run, and ours on the same",
@@ -186,7 +194,8 @@ def page(entries: dict[str, Any], report: dict[str, Any]) -> str:
         lines.append("\n## Failures\n")
         for name, entry in sorted(failing.items()):
             first = entry["failures"][0].strip().splitlines()[0][:300]
-            lines.append(f"- `{name}`: {len(entry['failures'])}, the first: `{first.replace('`', '')}`.")
+            known = f" {KNOWN[name]}" if name in KNOWN else ""
+            lines.append(f"- `{name}`: {len(entry['failures'])}, the first: `{first.replace('`', '')}`.{known}")
     lines += ["\n## Hazards\n", "| hazard | what the library does | shown by |", "| --- | --- | --- |"]
     for hazard in HAZARDS:
         shown = [f"[{name}](#{name})" for name in hazard.sections]
