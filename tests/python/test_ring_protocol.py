@@ -45,7 +45,7 @@ class Cta:
 
     def roles(self) -> dict[str, Wait]:
         consumers = {f"warpgroup {w}": self.consumer() for w in range(WARPGROUPS)}
-        return {"scheduler": self.scheduler(), "keys": self.keys(), "values": self.values(), **consumers}
+        return {"scheduler": self.scheduler(), "keys": self.loader("K"), "values": self.loader("V"), **consumers}
 
     def state(self) -> list[tuple[int, int]]:
         return [(b.phase, b.missing) for b in self.full + self.empty + self.work_full + self.work_empty]
@@ -84,34 +84,23 @@ class Cta:
         yield
         self.full[place % STAGES].arrive()
 
-    def keys(self) -> Wait:
+    def loader(self, kind: str) -> Wait:
+        """The warp of keys hands out the slots of O; that of values loads with pages only, else it hides rows."""
         place = 0
         for tile in self.work():
             yield
             if tile is None:
                 continue
             for block in self.blocks(tile):
-                if block[1] == "K" or not self.paged:
+                if kind == (block[1] if self.paged else "K"):
                     yield from self.load(place, block)
                 place += 1
-            for _ in range(self.output_slots):
-                yield from self.load(place, ("O", tile))
-                place += 1
-
-    def values(self) -> Wait:
-        place = 0
-        for tile in self.work():
-            yield
-            if tile is None:
-                continue
-            for block in self.blocks(tile):
-                if block[1] == "V" and self.paged:
-                    yield from self.load(place, block)
-                place += 1
-            if self.paged and self.tiles[tile] > 0 and not self.values_wait:
+            if kind == "V" and self.paged and self.tiles[tile] > 0 and not self.values_wait:
                 yield from self.empty[(place - 1) % STAGES].wait((place - 1) // STAGES & 1)
             for _ in range(self.output_slots):
-                if self.values_wait:
+                if kind == "K":
+                    yield from self.load(place, ("O", tile))
+                elif self.values_wait:
                     yield from self.free(place)
                 place += 1
 
