@@ -8,6 +8,7 @@
 #include <initializer_list>
 #include <optional>
 #include <span>
+#include <utility>
 
 #include <nanobind/nanobind.h>
 
@@ -19,7 +20,7 @@
 namespace hopper_attention::python {
 namespace {
 
-// Set once by use_torch(); references are kept for good. Guarded by the GIL.
+// What use_torch() was given last, with a reference to each. Guarded by the GIL.
 struct Torch {
   PyObject* tensor_type = nullptr;  // null: torch was not seen yet
   PyObject* parameter_type = nullptr;
@@ -394,19 +395,27 @@ PyObject* plain_arguments(PyObject* /*module*/, PyObject* const* args, Py_ssize_
 void use_torch(nb::object tensor, nb::object parameter, nb::object is_grad_enabled, nb::object dispatch_modes,
                nb::object transform, nb::object empty_like, nb::object empty_output, nb::object empty_lse,
                nb::object empty_workspace) {
-  torch = {};
-  torch.api = exchange_api(tensor);
-  if (torch.api == nullptr || torch.api->dltensor_from_py_object_no_sync == nullptr) { return; }
-  torch.parameter_type = parameter.release().ptr();
-  torch.is_grad_enabled = is_grad_enabled.release().ptr();
-  torch.dispatch_modes = dispatch_modes.release().ptr();
-  torch.transform = transform.release().ptr();
-  torch.empty_like = empty_like.release().ptr();
-  torch.empty_output = empty_output.release().ptr();
-  torch.empty_lse = empty_lse.release().ptr();
-  torch.empty_workspace = empty_workspace.release().ptr();
-  torch.requires_grad = nb::str("requires_grad").release().ptr();
-  torch.tensor_type = tensor.release().ptr();
+  Torch next;
+  next.api = exchange_api(tensor);
+  if (next.api != nullptr && next.api->dltensor_from_py_object_no_sync != nullptr) {
+    next.tensor_type = tensor.release().ptr();
+    next.parameter_type = parameter.release().ptr();
+    next.is_grad_enabled = is_grad_enabled.release().ptr();
+    next.dispatch_modes = dispatch_modes.release().ptr();
+    next.transform = transform.release().ptr();
+    next.empty_like = empty_like.release().ptr();
+    next.empty_output = empty_output.release().ptr();
+    next.empty_lse = empty_lse.release().ptr();
+    next.empty_workspace = empty_workspace.release().ptr();
+    next.requires_grad = nb::str("requires_grad").release().ptr();
+  }
+  Torch const before = std::exchange(torch, next);
+  // A function that is replaced may hold tensors.
+  for (PyObject* const held : {before.tensor_type, before.parameter_type, before.is_grad_enabled, before.dispatch_modes,
+                               before.transform, before.empty_like, before.empty_output, before.empty_lse,
+                               before.empty_workspace, before.requires_grad}) {
+    Py_XDECREF(held);
+  }
 }
 
 using FastFunction = PyObject* (*)(PyObject*, PyObject* const*, Py_ssize_t);

@@ -5,7 +5,9 @@ part of CUDA tensors; launches are recorded.
 
 from __future__ import annotations
 
+import gc
 import sys
+import weakref
 
 import pytest
 
@@ -298,3 +300,14 @@ def test_the_reliability_sections_watch_what_the_short_way_allocates(monkeypatch
             guarded = torch.empty_like
     assert guarded is not before and seen == [guarded, before]
     _memory.hand_over()
+
+
+def test_functions_that_were_replaced_are_let_go():
+    """The guard of the reliability sections holds all that it allocated: each graph of the soak kept its workspace."""
+    from reliability import _memory
+
+    with _memory.watched() as allocations:
+        kept = weakref.ref(allocations)
+    del allocations
+    gc.collect()
+    assert kept() is None
