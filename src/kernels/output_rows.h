@@ -42,19 +42,15 @@ struct RowEnd {
   }
 };
 
-// A row that saw no key gives 0 and LSE -inf.
-__device__ __forceinline__ RowEnd end_row(float exponent, float sum) {
-  return {exponent == -INFINITY ? 0.0F : 1.0F / sum, exponent, sum};
-}
-
-// The same with the sink of a query head in the denominator: without keys 0 and the sink. Exact also where the sink
-// leaves next to nothing of the row.
+// A row with the sink of its query head in the denominator: without keys 0 and the sink, and -inf as LSE where the sink
+// is that. Relative to the larger of the two, so that nothing overflows where the sink leaves next to nothing of the
+// row.
 __device__ __forceinline__ RowEnd end_row(float exponent, float sum, float sink) {
   float const top = fmaxf(exponent, sink);
   if (top == -INFINITY) { return {0.0F, -INFINITY, 0.0F}; }
-  float const shrink = exp2f(exponent - top);
-  sum = sum * shrink + exp2f(sink - top);
-  return {shrink / sum, top, sum};
+  float const shrink = exp2_approx(exponent - top);
+  sum = sum * shrink + exp2_approx(sink - top);
+  return {shrink * reciprocal_approx(sum), top, sum};
 }
 
 template <class Element>

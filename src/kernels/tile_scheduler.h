@@ -14,13 +14,15 @@ struct Tile {
 };
 
 struct SchedulerParams {
+  static constexpr int kNone = 2;
+
   int tiles = 0;
   int ctas = 0;
   int m_blocks = 0;
   int sequence_heads = 0;   // batch * head groups
   int heads_per_pass = 0;   // of sequence_heads, how many run together so that their K and V stay in L2
   bool descending = false;  // end with the first query blocks: the shortest when the mask is causal
-  bool turn_odd = false;    // which passes run the other way, so that the last one runs as `descending` says
+  int turned = kNone;       // whether even (0) or odd (1) passes run the other way; the last one never does
   FastDivmod tiles_per_pass;
   FastDivmod pass_width;
   FastDivmod last_pass_width;
@@ -42,7 +44,9 @@ inline SchedulerParams make_scheduler_params(int batch, int head_groups, int m_b
   p.last_pass_width = FastDivmod(rest == 0 ? p.heads_per_pass : rest);
   p.heads = FastDivmod(head_groups);
   int const passes = ceil_div(p.sequence_heads, p.heads_per_pass);
-  p.turn_odd = passes % 2 != 0;
+  // CTAs of one tile each take them when others end: the next is the longest that is left, and all are at the same
+  // keys.
+  p.turned = p.ctas >= p.tiles ? SchedulerParams::kNone : passes % 2;
   return p;
 }
 
@@ -59,7 +63,7 @@ HA_HOST_DEVICE constexpr Tile tile_at(SchedulerParams const& p, int index) {
   int const m = width.quotient(in_pass);
   int const sequence_head = pass * p.heads_per_pass + in_pass - m * width.divisor;
   int const batch = p.heads.quotient(sequence_head);
-  bool const from_end = p.descending != (pass % 2 == (p.turn_odd ? 1 : 0));
+  bool const from_end = p.descending != (pass % 2 == p.turned);
   return {from_end ? p.m_blocks - 1 - m : m, sequence_head - batch * p.heads.divisor, batch};
 }
 

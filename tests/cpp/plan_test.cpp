@@ -92,6 +92,24 @@ TEST_CASE("plan: one block for each SM, never more blocks than tiles, never fewe
   CHECK(plan(with_margin, card(132)).ctas == 1);
 }
 
+TEST_CASE("plan: long tiles over more keys than L2 holds have a block each, so that blocks do not drift apart") {
+  auto const made = [](int seqlen, int heads_k, int margin = 0, MaskParams mask = {.right = 0}) {
+    Problem p = problem(1, seqlen, seqlen, 16, heads_k, 128);
+    p.mask = mask;
+    p.sm_margin = margin;
+    return plan(p, card(132));
+  };
+  for (int const heads_k : {16, 2}) {
+    Plan const longest = made(262144, heads_k);
+    CHECK(longest.ctas == longest.tiles);
+    CHECK(longest.heads_per_pass == 16 / heads_k);
+    CHECK(explains(longest, "one long tile each"));
+  }
+  CHECK(made(65536, 16).ctas == 132);                                  // K and V of a head stay in L2
+  CHECK(made(262144, 16, 32).ctas == 100);                             // SMs are to be left free
+  CHECK(made(262144, 16, 0, {.left = 4095, .right = 0}).ctas == 132);  // short tiles, which walk along together
+}
+
 namespace {
 
 std::string tile_of(Problem const& p) {

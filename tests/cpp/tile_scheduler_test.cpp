@@ -117,17 +117,21 @@ TEST_CASE("scheduler: more tiles than a grid of 65,535 blocks, and one block for
 }
 
 TEST_CASE("scheduler: a pass runs together; passes alternate and the last one ends with the shortest tiles") {
-  auto const order = [](int heads_per_pass) {
-    SchedulerParams const params = make_scheduler_params(2, 2, 3, heads_per_pass, true, 1);
+  auto const order = [](int heads_per_pass, int ctas = 1) {
+    SchedulerParams const params = make_scheduler_params(2, 2, 3, heads_per_pass, true, ctas);
     std::string text;  // batch, head, query block
-    for (TileScheduler scheduler(params, 0); scheduler.valid(); scheduler.advance()) {
-      Tile const tile = scheduler.tile();
-      text += std::to_string(tile.batch) + std::to_string(tile.head) + std::to_string(tile.m) + " ";
+    for (int cta = 0; cta < ctas; ++cta) {
+      for (TileScheduler scheduler(params, cta); scheduler.valid(); scheduler.advance()) {
+        Tile const tile = scheduler.tile();
+        text += std::to_string(tile.batch) + std::to_string(tile.head) + std::to_string(tile.m) + " ";
+      }
     }
     return text;
   };
   CHECK(order(3) == "000 010 100 001 011 101 002 012 102 112 111 110 ");
   CHECK(order(4) == "002 012 102 112 001 011 101 111 000 010 100 110 ");
+  // Blocks of one tile each: those of a pass at the same time begin with neighbouring keys only if all passes fall.
+  CHECK(order(2, 12) == "002 012 001 011 000 010 102 112 101 111 100 110 ");
 }
 
 TEST_CASE("scheduler: causal work is balanced, however many passes there are") {

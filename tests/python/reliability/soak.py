@@ -205,6 +205,11 @@ class Watch:
             return 0.0
         return statistics.linear_regression([x[0] for x in later], [x[column] for x in later]).slope
 
+    def at_quarters(self, column: int) -> list[float]:
+        """At the start and after each quarter of the time."""
+        end = self.samples[-1][0] if self.samples else 0.0
+        return [next(x[column] for x in self.samples if x[0] >= end * n / 4) for n in range(5) if self.samples]
+
     def figures(self) -> dict[str, Any]:
         """GPU memory of all processes is no verdict: other sections may run beside this one."""
         return {
@@ -212,7 +217,7 @@ class Watch:
             "host_MiB_per_minute": round(self.slope(1), 3),
             "torch_MiB_per_minute": round(self.slope(2), 3),
             "GPU_MiB_per_minute_of_all_processes": round(self.slope(3), 3),
-            "host_MiB_at_the_end": round(self.samples[-1][1], 1) if self.samples else 0.0,
+            "host_MiB_at_the_quarters": " ".join(f"{x:.0f}" for x in self.at_quarters(1)),
         }
 
     def problems(self) -> list[str]:
