@@ -1,5 +1,6 @@
 #include "tensor_argument.h"
 
+#include <algorithm>
 #include <array>
 #include <string>
 
@@ -102,11 +103,15 @@ Tensor tensor_of(char const* name, DLTensor const& source) {
   tensor.dtype = data_type(source.dtype);
   tensor.device = cuda ? source.device.device_id : host_counts_as_cuda ? 0 : kCpuDevice;
   tensor.rank = source.ndim;
-  std::int64_t contiguous = 1;  // before DLPack 1.2 no strides mean a contiguous tensor
-  for (int dim = source.ndim - 1; dim >= 0; --dim) {
-    tensor.shape[dim] = source.shape[dim];
-    tensor.stride[dim] = source.strides == nullptr ? contiguous : source.strides[dim];
-    contiguous *= source.shape[dim];
+  std::copy_n(source.shape, source.ndim, tensor.shape.begin());
+  if (source.strides != nullptr) {
+    std::copy_n(source.strides, source.ndim, tensor.stride.begin());
+  } else {  // before DLPack 1.2 a contiguous tensor
+    std::int64_t stride = 1;
+    for (int dim = source.ndim - 1; dim >= 0; --dim) {
+      tensor.stride[dim] = stride;
+      stride *= tensor.shape[dim];
+    }
   }
   return tensor;
 }
