@@ -168,13 +168,19 @@ void append(AppendArguments const& args, Stream stream) {
   backend.append(args, stream);
 }
 
-void append_and_forward(AppendArguments const& args, Arguments attention, Stream stream, Allocate const& allocate) {
+void append_and_forward(AppendArguments const& args, Arguments const& attention, Stream stream,
+                        Allocate const& allocate) {
   check(args);
   CheckedCall call(attention);
   call.require_launchable(attention);
   backend.append(args, stream);
-  if (args.q_rotated.given()) { attention.q = args.q_rotated; }
-  run(call, attention, stream, allocate);
+  if (args.q_rotated.given()) {
+    Arguments of_rotated = attention;
+    of_rotated.q = args.q_rotated;
+    run(call, of_rotated, stream, allocate);
+  } else {
+    run(call, attention, stream, allocate);
+  }
 }
 
 std::int64_t schedule_size(std::int64_t batch) { return 1 + 4 * ((batch + 3) / 4 * 4); }
