@@ -64,7 +64,7 @@ HOPPER_ATTENTION_EXPORT void launch_append(AppendArguments const& args, Stream s
 
 // append(), then forward() over the same cache, of q_rotated in place of `attention.q` where it is given. Whatever
 // either would raise before its launch is raised before anything is written. allocate: as for forward().
-HOPPER_ATTENTION_EXPORT void append_and_forward(AppendArguments const& args, Arguments attention, Stream stream,
+HOPPER_ATTENTION_EXPORT void append_and_forward(AppendArguments const& args, Arguments const& attention, Stream stream,
                                                 std::function<Tensor(std::int64_t bytes)> const& allocate);
 
 }  // namespace hopper_attention

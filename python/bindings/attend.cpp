@@ -100,20 +100,20 @@ class Reader {
     return {};
   }
 
-  // None is a tensor that is not given.
-  Tensor tensor(PyObject* x) {
-    if (x == Py_None) { return {}; }
+  // Into `tensor`, which is not given yet; None leaves it so.
+  void read(PyObject* x, Tensor& tensor) {
+    if (x == Py_None) { return; }
     if (!is_plain_tensor(x) || (grad_ && requires_grad(x))) {
       refuse();
-      return {};
+      return;
     }
     dlpack::DLTensor source;
     if (torch.api->dltensor_from_py_object_no_sync(x, &source) != 0) {
       PyErr_Clear();
       refuse();
-      return {};
+      return;
     }
-    return tensor_of("", source);
+    read_tensor("", source, tensor);
   }
 
  private:
@@ -196,13 +196,13 @@ using Given = std::span<PyObject* const>;
 
 Arguments read_shared(Reader& reader, Given given) {
   Arguments args;
-  args.q = reader.tensor(given[kQ]);
-  args.k = reader.tensor(given[kK]);
-  args.v = reader.tensor(given[kV]);
-  args.out = reader.tensor(given[kOut]);
-  args.softmax_lse = reader.tensor(given[kSoftmaxLse]);
-  args.sinks = reader.tensor(given[kSinks]);
-  args.workspace = reader.tensor(given[kWorkspace]);
+  reader.read(given[kQ], args.q);
+  reader.read(given[kK], args.k);
+  reader.read(given[kV], args.v);
+  reader.read(given[kOut], args.out);
+  reader.read(given[kSoftmaxLse], args.softmax_lse);
+  reader.read(given[kSinks], args.sinks);
+  reader.read(given[kWorkspace], args.workspace);
   if (given[kSoftmaxScale] != Py_None) { args.softmax_scale = reader.number(given[kSoftmaxScale]); }
   args.causal = reader.flag(given[kCausal]);
   auto const [left, right] = reader.window(given[kWindowSize]);
@@ -219,21 +219,21 @@ Arguments read_shared(Reader& reader, Given given) {
 }
 
 void read_sequences(Reader& reader, Given given, Arguments& args) {
-  args.cu_seqlens_q = reader.tensor(given[kCuSeqlensQ]);
-  args.page_table = reader.tensor(given[kPageTable]);
+  reader.read(given[kCuSeqlensQ], args.cu_seqlens_q);
+  reader.read(given[kPageTable], args.page_table);
   args.max_seqlen_q = reader.length(given[kMaxSeqlenQ], -1);
   args.cp_world_size = reader.integer(given[kCpWorldSize]);
   args.cp_rank = reader.integer(given[kCpRank]);
-  if (args.cp_world_size != 1) { args.cp_tot_seqused_k = reader.tensor(given[kCpTotSequsedK]); }  // one rank has all
-  args.scheduler_metadata = reader.tensor(given[kSchedulerMetadata]);
+  if (args.cp_world_size != 1) { reader.read(given[kCpTotSequsedK], args.cp_tot_seqused_k); }  // one rank has all
+  reader.read(given[kSchedulerMetadata], args.scheduler_metadata);
 }
 
 Arguments read_packed(Reader& reader, Given given) {
   Arguments args = read_shared(reader, given);
   read_sequences(reader, given, args);
-  args.seqused_k = reader.tensor(given[kSequsedK]);
-  args.cu_seqlens_k = reader.tensor(given[kCuSeqlensK]);
-  args.seqused_q = reader.tensor(given[kSequsedQ]);
+  reader.read(given[kSequsedK], args.seqused_k);
+  reader.read(given[kCuSeqlensK], args.cu_seqlens_k);
+  reader.read(given[kSequsedQ], args.seqused_q);
   args.max_seqlen_k = reader.length(given[kMaxSeqlenK], -1);
   if (!args.cu_seqlens_q.given() || !(args.cu_seqlens_k.given() || args.page_table.given())) { reader.refuse(); }
   return args;
@@ -245,11 +245,11 @@ Arguments read_cache(Reader& reader, Given given) {
   if (PyLong_CheckExact(given[kSequsedK])) {
     args.seqused_k_all = std::max<std::int64_t>(0, reader.integer(given[kSequsedK]));
   } else {
-    args.seqused_k = reader.tensor(given[kSequsedK]);
+    reader.read(given[kSequsedK], args.seqused_k);
     if (args.seqused_k.rank == 0) { reader.refuse(); }  // a number in a tensor
   }
-  args.cache_batch_idx = reader.tensor(given[kCacheBatchIdx]);
-  args.cache_leftpad = reader.tensor(given[kCacheLeftpad]);
+  reader.read(given[kCacheBatchIdx], args.cache_batch_idx);
+  reader.read(given[kCacheLeftpad], args.cache_leftpad);
   return args;
 }
 
@@ -261,22 +261,22 @@ AppendArguments read_new(Reader& reader, PyObject* given, Arguments& args) {
     reader.refuse();
     return made;
   }
-  made.k_new = reader.tensor(item(kNewK));
-  made.v_new = reader.tensor(item(kNewV));
+  reader.read(item(kNewK), made.k_new);
+  reader.read(item(kNewV), made.v_new);
   made.k_cache = args.k;
   made.v_cache = args.v;
   made.seqused_k = args.seqused_k;
   made.seqused_k_all = args.seqused_k_all;
-  made.cu_seqlens_k_new = reader.tensor(item(kCuSeqlensKNew));
+  reader.read(item(kCuSeqlensKNew), made.cu_seqlens_k_new);
   made.page_table = args.page_table;
   made.cache_batch_idx = args.cache_batch_idx;
   made.rotary_interleaved = reader.flag(item(kRotaryInterleaved));
-  made.rotary_cos = reader.tensor(item(kRotaryCos));
-  made.rotary_sin = reader.tensor(item(kRotarySin));
+  reader.read(item(kRotaryCos), made.rotary_cos);
+  reader.read(item(kRotarySin), made.rotary_sin);
   if (made.rotary_cos.given()) {
     made.q = args.q;
     made.cu_seqlens_q = args.cu_seqlens_q;
-    made.rotary_seqlens = reader.tensor(item(kRotarySeqlens));
+    reader.read(item(kRotarySeqlens), made.rotary_seqlens);
     made.rotate_q_per_position =
         args.causal || args.attention_chunk != 0 || args.window_left != -1 || args.window_right != -1;
   }
@@ -302,21 +302,23 @@ nb::object launch(Given given, Arguments& args, std::optional<AppendArguments>& 
   Reader reader(false);  // of tensors that this function makes
   if (out.is_none()) {
     out = empty_output(given[kQ], given[kV], args.q, args.v);
-    args.out = reader.tensor(out.ptr());
+    reader.read(out.ptr(), args.out);
   }
   if (lse.is_none() && with_lse) {
     lse = call(torch.empty_lse, {given[kQ]});
-    args.softmax_lse = reader.tensor(lse.ptr());
+    reader.read(lse.ptr(), args.softmax_lse);
   }
   if (appended && appended->q.given()) {
     rotated = empty_output(given[kQ], given[kQ], args.q, args.q);
-    appended->q_rotated = reader.tensor(rotated.ptr());
+    reader.read(rotated.ptr(), appended->q_rotated);
   }
   if (!reader.all_plain()) { return nb::none(); }
   auto const allocate = [&](std::int64_t bytes) {
     nb::gil_scoped_acquire const held;
     workspace = call(torch.empty_workspace, {nb::int_(bytes).ptr(), given[kQ]});
-    return reader.tensor(workspace.ptr());
+    Tensor tensor;
+    reader.read(workspace.ptr(), tensor);
+    return tensor;
   };
   Stream const stream = current_stream(*torch.api, args.q.device);
   {
@@ -411,9 +413,9 @@ void use_torch(nb::object tensor, nb::object parameter, nb::object is_grad_enabl
   }
   Torch const before = std::exchange(torch, next);
   // A function that is replaced may hold tensors.
-  for (PyObject* const held : {before.tensor_type, before.parameter_type, before.is_grad_enabled, before.dispatch_modes,
-                               before.transform, before.empty_like, before.empty_output, before.empty_lse,
-                               before.empty_workspace, before.requires_grad}) {
+  for (PyObject* const held :
+       {before.tensor_type, before.parameter_type, before.is_grad_enabled, before.dispatch_modes, before.transform,
+        before.empty_like, before.empty_output, before.empty_lse, before.empty_workspace, before.requires_grad}) {
     Py_XDECREF(held);
   }
 }

@@ -1,5 +1,6 @@
 #include "tensor_argument.h"
 
+#include <algorithm>
 #include <array>
 #include <string>
 
@@ -63,7 +64,7 @@ TensorArgument::TensorArgument(char const* name, nb::handle object) {
   if (api_ != nullptr && api_->dltensor_from_py_object_no_sync != nullptr) {
     DLTensor source;
     if (api_->dltensor_from_py_object_no_sync(object.ptr(), &source) == 0) {
-      tensor_ = tensor_of(name, source);
+      read_tensor(name, source, tensor_);
       return;
     }
     nb::python_error cause;
@@ -84,10 +85,10 @@ TensorArgument::TensorArgument(char const* name, nb::handle object) {
   source.shape = const_cast<std::int64_t*>(array.shape_ptr());
   source.strides = const_cast<std::int64_t*>(array.stride_ptr());
   kept_ = std::move(array);
-  tensor_ = tensor_of(name, source);
+  read_tensor(name, source, tensor_);
 }
 
-Tensor tensor_of(char const* name, DLTensor const& source) {
+void read_tensor(char const* name, DLTensor const& source, Tensor& tensor) {
   bool const cuda = source.device.device_type == dlpack::kCuda;
   if (!cuda && source.device.device_type != dlpack::kCpu && source.device.device_type != dlpack::kCudaHost) {
     throw InvalidArgument(std::string(name) + ": must be in the memory of a CUDA device, found DLPack device type " +
@@ -97,18 +98,20 @@ Tensor tensor_of(char const* name, DLTensor const& source) {
     throw InvalidArgument(std::string(name) + ": at most " + std::to_string(kMaxRank) + " dims are possible, found " +
                           std::to_string(source.ndim));
   }
-  Tensor tensor;
   tensor.data = source.data == nullptr ? nullptr : static_cast<char*>(source.data) + source.byte_offset;
   tensor.dtype = data_type(source.dtype);
   tensor.device = cuda ? source.device.device_id : host_counts_as_cuda ? 0 : kCpuDevice;
   tensor.rank = source.ndim;
-  std::int64_t contiguous = 1;  // before DLPack 1.2 no strides mean a contiguous tensor
-  for (int dim = source.ndim - 1; dim >= 0; --dim) {
-    tensor.shape[dim] = source.shape[dim];
-    tensor.stride[dim] = source.strides == nullptr ? contiguous : source.strides[dim];
-    contiguous *= source.shape[dim];
+  std::copy_n(source.shape, source.ndim, tensor.shape.begin());
+  if (source.strides != nullptr) {
+    std::copy_n(source.strides, source.ndim, tensor.stride.begin());
+  } else {  // before DLPack 1.2 a contiguous tensor
+    std::int64_t stride = 1;
+    for (int dim = source.ndim - 1; dim >= 0; --dim) {
+      tensor.stride[dim] = stride;
+      stride *= tensor.shape[dim];
+    }
   }
-  return tensor;
 }
 
 Stream current_stream(ExchangeApi const& api, int device) {

@@ -33,8 +33,9 @@ class TensorArgument {
   std::optional<nb::ndarray<nb::ro>> kept_;  // what the fallback borrows from
 };
 
-// Raises ValueError, naming the argument, for memory that is neither CUDA nor host, and for too many dims.
-Tensor tensor_of(char const* name, dlpack::DLTensor const& source);
+// Into `tensor`, which is not given yet. Raises ValueError, naming the argument, for memory that is neither CUDA nor
+// host, and for too many dims.
+void read_tensor(char const* name, dlpack::DLTensor const& source, Tensor& tensor);
 
 // The stream on which the framework of `api` works now on `device`; null on the CPU.
 Stream current_stream(dlpack::ExchangeApi const& api, int device);

@@ -1,7 +1,10 @@
 // validate -> plan, kept for the next call -> launch.
 #include "hopper_attention/forward.h"
 
+#include <array>
 #include <atomic>
+#include <cstddef>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <iostream>
@@ -13,6 +16,7 @@
 #include "hopper_attention/testing.h"
 #include "host/kernel_table.h"
 #include "host/plan_cache.h"
+#include "host/same_call.h"
 #include "host/text.h"
 #include "host/workspace.h"
 
@@ -54,94 +58,129 @@ Plan make_plan(Problem const& problem, int device) {
   return made;
 }
 
-// The plan of this thread's last call is at hand without a lock.
-std::shared_ptr<Plan const> const& cached_plan(Problem const& problem, int device) {
-  struct Last {
-    PlanKey key;
-    std::shared_ptr<Plan const> plan;
-    int generation = -1;
-  };
-  thread_local Last last;
-  PlanKey const key{problem, device};
-  int const now = generation.load(std::memory_order_relaxed);
-  if (last.generation != now || !(last.key == key)) {
-    last.plan = plan_cache().get(key, [&] { return make_plan(problem, device); });
-    last.key = key;
-    last.generation = now;
+// A call that passed validate(), and what was found out about it.
+struct KnownCall {
+  Arguments args;
+  Problem problem;
+  std::shared_ptr<Plan const> plan;
+  bool launchable = false;  // by require_launchable()
+  int generation = -1;      // of the backend
+
+  bool is(Arguments const& other) const {
+    return generation == hopper_attention::generation.load(std::memory_order_relaxed) && is_same_call(args, other);
   }
-  return last.plan;
-}
-
-// The plan of a call, kept while the call runs: allocating the workspace may make another call.
-class PlanInUse {
- public:
-  PlanInUse(Problem const& problem, int device) {
-    if (forced_plan) {
-      plan_ = &forced_.emplace(make_plan(problem, device));
-    } else {
-      cached_ = cached_plan(problem, device);
-      plan_ = cached_.get();
-    }
-  }
-  PlanInUse(PlanInUse const&) = delete;
-  PlanInUse& operator=(PlanInUse const&) = delete;
-
-  Plan const& operator*() const { return *plan_; }
-
- private:
-  std::shared_ptr<Plan const> cached_;
-  std::optional<Plan> forced_;
-  Plan const* plan_ = nullptr;
 };
 
-// Raises what the launch would raise before its first kernel.
-void require_launchable(Plan const& plan, Arguments const& args) {
-  if (args.workspace.given()) { require_workspace(plan, args.workspace); }
-  if (backend.launch != &launch) { return; }  // a stand-in needs no kernel
-  for (KernelPlan const& kernel : plan.kernels) { find_kernel(kernel.family, plan.dtype, kernel.tile); }
+// The known call of this thread that `args` may be. Layers of a model differ in their masks, calls of a layer in their
+// queries; others replace each other.
+KnownCall& known_call(Arguments const& args) {
+  constexpr std::size_t kPlaces = 8;
+  thread_local std::array<KnownCall, kPlaces> calls;
+  constexpr std::uint64_t kGolden = 0x9e3779b97f4a7c15;
+  std::uint64_t hash = 0;
+  for (std::int64_t const value : {args.q.shape[0], args.q.shape[1], args.window_left, args.attention_chunk}) {
+    hash = (hash ^ static_cast<std::uint64_t>(value)) * kGolden;
+    hash ^= hash >> 32;
+  }
+  return calls[hash % kPlaces];
 }
+
+// A call that passed validate(), and its plan: kept while the call runs, since allocating the workspace may make
+// another call.
+class CheckedCall {
+ public:
+  explicit CheckedCall(Arguments const& args) {
+    if (forced_plan) {
+      problem_ = validate(args);
+      plan_ = std::make_shared<Plan const>(make_plan(problem_, args.q.device));
+      return;
+    }
+    KnownCall& known = known_call(args);
+    if (known.is(args)) {
+      check_overlaps(args);
+    } else {
+      int const now = generation.load(std::memory_order_relaxed);
+      Problem const problem = validate(args);
+      int const device = args.q.device;
+      auto const plan = plan_cache().get({problem, device}, [&] { return make_plan(problem, device); });
+      known = {args, problem, plan, false, now};
+    }
+    problem_ = known.problem;
+    plan_ = known.plan;
+    known_ = &known;
+  }
+
+  Problem const& problem() const { return problem_; }
+  Plan const& plan() const { return *plan_; }
+
+  // Raises what the launch would raise before its first kernel. To be called before anything else is.
+  void require_launchable(Arguments const& args) {
+    if (known_ != nullptr && known_->launchable) { return; }
+    if (args.workspace.given()) { require_workspace(*plan_, args.workspace); }
+    if (backend.launch == &launch) {  // a stand-in needs no kernel
+      for (KernelPlan const& kernel : plan_->kernels) { find_kernel(kernel.family, plan_->dtype, kernel.tile); }
+    }
+    if (known_ != nullptr) { known_->launchable = true; }
+  }
+
+ private:
+  Problem problem_;
+  std::shared_ptr<Plan const> plan_;
+  KnownCall* known_ = nullptr;
+};
 
 using Allocate = std::function<Tensor(std::int64_t)>;
 
-void run(Plan const& plan, Problem const& problem, Arguments const& args, Stream stream, Allocate const& allocate) {
+void run(CheckedCall const& call, Arguments const& args, Stream stream, Allocate const& allocate) {
+  Plan const& plan = call.plan();
   if (plan.workspace_bytes == 0 || args.workspace.given() || !allocate) {
-    backend.launch(plan, problem, args, stream);
+    backend.launch(plan, call.problem(), args, stream);
   } else {
     Arguments with_workspace = args;
     with_workspace.workspace = allocate(plan.workspace_bytes);
-    backend.launch(plan, problem, with_workspace, stream);
+    backend.launch(plan, call.problem(), with_workspace, stream);
+  }
+}
+
+// As validate(), which sees a call of this thread that is like the last one no second time.
+void check(AppendArguments const& args) {
+  thread_local std::optional<AppendArguments> last;
+  if (last && is_same_call(*last, args)) {
+    check_overlaps(args);
+  } else {
+    validate(args);
+    last = args;
   }
 }
 
 }  // namespace
 
-void check_call(Arguments const& args) {
-  Problem const problem = validate(args);
-  PlanInUse const plan(problem, args.q.device);
-  require_launchable(*plan, args);
-}
+void check_call(Arguments const& args) { CheckedCall(args).require_launchable(args); }
 
 void forward(Arguments const& args, Stream stream) { forward(args, stream, nullptr); }
 
 void forward(Arguments const& args, Stream stream, Allocate const& allocate) {
-  Problem const problem = validate(args);
-  PlanInUse const plan(problem, args.q.device);
-  run(*plan, problem, args, stream, allocate);
+  run(CheckedCall(args), args, stream, allocate);
 }
 
 void append(AppendArguments const& args, Stream stream) {
-  validate(args);
+  check(args);
   backend.append(args, stream);
 }
 
-void append_and_forward(AppendArguments const& args, Arguments attention, Stream stream, Allocate const& allocate) {
-  validate(args);
-  Problem const problem = validate(attention);
-  PlanInUse const plan(problem, attention.q.device);
-  require_launchable(*plan, attention);
+void append_and_forward(AppendArguments const& args, Arguments const& attention, Stream stream,
+                        Allocate const& allocate) {
+  check(args);
+  CheckedCall call(attention);
+  call.require_launchable(attention);
   backend.append(args, stream);
-  if (args.q_rotated.given()) { attention.q = args.q_rotated; }
-  run(*plan, problem, attention, stream, allocate);
+  if (args.q_rotated.given()) {
+    Arguments of_rotated = attention;
+    of_rotated.q = args.q_rotated;
+    run(call, of_rotated, stream, allocate);
+  } else {
+    run(call, attention, stream, allocate);
+  }
 }
 
 std::int64_t schedule_size(std::int64_t batch) { return 1 + 4 * ((batch + 3) / 4 * 4); }

@@ -47,13 +47,6 @@ bool has_elements(Tensor const& tensor) {
   return std::all_of(tensor.shape.begin(), tensor.shape.begin() + tensor.rank, [](std::int64_t n) { return n > 0; });
 }
 
-// One past the last byte of the view, from its first.
-std::int64_t span_bytes(Tensor const& tensor) {
-  std::int64_t last = 0;
-  for (int dim = 0; dim < tensor.rank; ++dim) { last += (tensor.shape[dim] - 1) * tensor.stride[dim]; }
-  return (last + 1) * element_bytes(tensor.dtype);
-}
-
 constexpr int kMaxSearchSteps = 1 << 14;
 
 // Is `target` a sum of the terms?
@@ -99,17 +92,20 @@ class Search {
 }  // namespace
 
 AddressRange address_range(Tensor const& tensor) {
-  if (!has_elements(tensor)) { return {}; }
+  std::int64_t last = 0;  // element
+  for (int dim = 0; dim < tensor.rank; ++dim) {
+    if (tensor.shape[dim] <= 0) { return {}; }
+    last += (tensor.shape[dim] - 1) * tensor.stride[dim];
+  }
   auto const begin = reinterpret_cast<std::intptr_t>(tensor.data);
-  return {begin, begin + span_bytes(tensor)};
+  return {begin, begin + (last + 1) * element_bytes(tensor.dtype)};
 }
 
 Overlap overlap(Tensor const& a, Tensor const& b) {
   if (!has_elements(a) || !has_elements(b)) { return Overlap::kNone; }
-  auto const base_a = reinterpret_cast<std::intptr_t>(a.data);
-  auto const base_b = reinterpret_cast<std::intptr_t>(b.data);
-  // The usual case, without a search: separate allocations.
-  if (base_a + span_bytes(a) <= base_b || base_b + span_bytes(b) <= base_a) { return Overlap::kNone; }
+  AddressRange const range_a = address_range(a);
+  AddressRange const range_b = address_range(b);
+  if (!range_a.crosses(range_b)) { return Overlap::kNone; }  // the usual case, without a search: separate allocations
   Rows const rows_a = rows_of(a);
   Rows const rows_b = rows_of(b);
   Terms terms;
@@ -125,7 +121,7 @@ Overlap overlap(Tensor const& a, Tensor const& b) {
       terms.add(b.stride[dim] * element_bytes(b.dtype), 1 - b.shape[dim], 0);
     }
   }
-  return Search(terms).run(base_b - base_a);
+  return Search(terms).run(range_b.begin - range_a.begin);
 }
 
 bool elements_are_distinct(Tensor const& tensor) {

@@ -2,8 +2,10 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <span>
 
 #include "hopper_attention/types.h"
 
@@ -20,6 +22,7 @@ using DimNames = std::array<char const*, kMaxRank>;
 // visible().
 inline constexpr std::int64_t kMaxExtent = std::int64_t{1} << 29;
 inline constexpr std::int64_t kTmaAlignment = 16;
+inline constexpr std::int64_t kMostAlignment = 16;  // no rule asks for more
 
 bool is_half(DataType type);
 bool is_empty(Tensor const& tensor);
@@ -62,5 +65,8 @@ void require_distinct(Named t);
 // `written` shares no byte with any of `others` that is given.
 void require_disjoint(Named written, Named other);
 void require_disjoint(Named written, std::initializer_list<Named> others);
+
+// The first `written` of `tensors` share no byte with each other or with any that follows and is given.
+void require_written_apart(std::span<Named const> tensors, std::size_t written);
 
 }  // namespace hopper_attention

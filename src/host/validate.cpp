@@ -6,6 +6,7 @@
 #include "host/memory_overlap.h"
 #include "host/problem.h"
 #include "host/require.h"
+#include "host/same_call.h"
 #include "host/tensor_rules.h"
 #include "host/validate_lengths.h"
 
@@ -13,6 +14,7 @@ namespace hopper_attention {
 namespace {
 
 constexpr std::int64_t kWorkspaceAlignment = 16;
+static_assert(kWorkspaceAlignment <= kMostAlignment && kTmaAlignment <= kMostAlignment);
 
 // A tensor's dims: how many, their names, and the shape as messages write it.
 struct Dims {
@@ -109,8 +111,9 @@ void check_workspace(Arguments const& args) {
   require_contiguous(workspace, kWorkspaceAlignment);
 }
 
-// Nothing that is written is also read, or written in another place. Address ranges rarely cross; only then elements
-// are looked at.
+}  // namespace
+
+// Nothing that is written is also read, or written in another place.
 void check_overlaps(Arguments const& args) {
   constexpr int kWritten = 3;
   std::array const tensors{Named{"out", args.out},
@@ -130,17 +133,8 @@ void check_overlaps(Arguments const& args) {
                            Named{"cu_seqlens_k_new", args.cu_seqlens_k_new},
                            Named{"cp_tot_seqused_k", args.cp_tot_seqused_k},
                            Named{"scheduler_metadata", args.scheduler_metadata}};
-  std::array<AddressRange, tensors.size()> ranges;
-  for (std::size_t i = 0; i < tensors.size(); ++i) {
-    if (!tensors[i].tensor.given()) { continue; }
-    ranges[i] = address_range(tensors[i].tensor);
-    for (std::size_t written = 0; written < i && written < kWritten; ++written) {
-      if (ranges[i].crosses(ranges[written])) { require_disjoint(tensors[written], tensors[i]); }
-    }
-  }
+  require_written_apart(tensors, kWritten);
 }
-
-}  // namespace
 
 Problem validate(Arguments const& args) {
   Layout const layout = check_inputs(args);

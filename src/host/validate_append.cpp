@@ -1,10 +1,12 @@
 // Finds every error of a caller of append(), before any CUDA call; messages start with the argument's name in
 // flash_attn_with_kvcache.
+#include <array>
 #include <cstdint>
 
 #include "hopper_attention/append.h"
 #include "host/memory_overlap.h"
 #include "host/require.h"
+#include "host/same_call.h"
 #include "host/tensor_rules.h"
 #include "host/validate_lengths.h"
 
@@ -14,6 +16,7 @@ namespace {
 constexpr std::int64_t kColumnStep = 8;  // 16 bytes
 constexpr std::int64_t kMaxColumns = 256;
 constexpr std::int64_t kVectorBytes = 16;
+static_assert(kVectorBytes <= kMostAlignment);
 constexpr std::int64_t kMaxRows = std::int64_t{1} << 29;
 
 constexpr DimNames kTokens{"batch", "tokens", "heads", "head_dim"};
@@ -177,21 +180,20 @@ void check_queries(AppendArguments const& args, std::int64_t batch) {
   require_distinct(rotated);
 }
 
-void check_overlaps(AppendArguments const& args) {
-  Named const k{"k", args.k_new};
-  Named const v{"v", args.v_new};
-  Named const k_cache{"k_cache", args.k_cache};
-  Named const v_cache{"v_cache", args.v_cache};
-  Named const q{"q", args.q};
-  Named const cos{"rotary_cos", args.rotary_cos};
-  Named const sin{"rotary_sin", args.rotary_sin};
-  require_disjoint(k_cache, {v_cache, k, v, q, cos, sin});
-  require_disjoint(v_cache, {k, v, q, cos, sin});
-  if (!args.q_rotated.given()) { return; }
-  require_disjoint({"q_rotated", args.q_rotated}, {q, k, v, k_cache, v_cache, cos, sin});
-}
-
 }  // namespace
+
+void check_overlaps(AppendArguments const& args) {
+  constexpr int kWritten = 3;
+  std::array const tensors{Named{"q_rotated", args.q_rotated},
+                           Named{"k_cache", args.k_cache},
+                           Named{"v_cache", args.v_cache},
+                           Named{"k", args.k_new},
+                           Named{"v", args.v_new},
+                           Named{"q", args.q},
+                           Named{"rotary_cos", args.rotary_cos},
+                           Named{"rotary_sin", args.rotary_sin}};
+  require_written_apart(tensors, kWritten);
+}
 
 void validate(AppendArguments const& args) {
   check_caches(args);

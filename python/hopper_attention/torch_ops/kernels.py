@@ -12,6 +12,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from hopper_attention import _core, interface
 from hopper_attention.torch_ops import fake
 
@@ -30,12 +32,18 @@ OPTIONS = {
 }
 DEFAULTS = tuple(OPTIONS.values())
 
+# What besides dispatch modes and transforms, which `_core` asks for, has to see the calls of an operator.
+_function_modes, _profiled = torch._C._len_torch_function_stack, torch._C._autograd._profiler_enabled
+_included, _PRE_DISPATCH = torch._C._dispatch_tls_is_dispatch_key_included, torch._C.DispatchKey.PreDispatch
+
 NOTHING_NEW = (None,) * 6  # `new` of kvcache_out
+NOT_IN_SCHEMAS = ("new", "only_quick")
+NOT_TAKEN = object()  # what a kernel that may only take the quick call returns for all other calls
 
 
 def fwd_out(
     q, k, v, out, softmax_lse=None, workspace=None, s_aux=None, num_splits=1, flags=0, softmax_scale=None, softcap=0.0,
-    options=None, qv=None, q_descale=None, k_descale=None, v_descale=None,
+    options=None, qv=None, q_descale=None, k_descale=None, v_descale=None, *, only_quick=False,
 ):  # fmt: skip
     left, right, chunk, margin, _, _ = DEFAULTS if options is None else options
     done = None
@@ -45,6 +53,8 @@ def fwd_out(
             flags & LSE != 0, s_aux, out, softmax_lse, flags & INVARIANT != 0, workspace,
         )  # fmt: skip
     if done is None:
+        if only_quick:
+            return NOT_TAKEN
         done = interface.flash_attn_func(
             q, k, v, softmax_scale, flags & CAUSAL != 0, qv, q_descale, k_descale, v_descale, (left, right), chunk,
             softcap, num_splits, None, False, margin, flags & LSE != 0, s_aux=s_aux, out=out, softmax_lse=softmax_lse,
@@ -57,7 +67,7 @@ def varlen_fwd_out(
     q, k, v, cu_seqlens_q, out, softmax_lse=None, workspace=None, cu_seqlens_k=None, seqused_k=None, page_table=None,
     scheduler_metadata=None, s_aux=None, num_splits=1, flags=0, max_seqlen_q=-1, max_seqlen_k=-1, softmax_scale=None,
     softcap=0.0, options=None, seqused_q=None, qv=None, q_descale=None, k_descale=None, v_descale=None,
-    cp_tot_seqused_k=None,
+    cp_tot_seqused_k=None, *, only_quick=False,
 ):  # fmt: skip
     left, right, chunk, margin, world, rank = DEFAULTS if options is None else options
     if max_seqlen_q < 0:
@@ -73,6 +83,8 @@ def varlen_fwd_out(
             max_seqlen_k,
         )  # fmt: skip
     if done is None:
+        if only_quick:
+            return NOT_TAKEN
         done = interface.flash_attn_varlen_func(
             q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q, seqused_k, softmax_scale,
             flags & CAUSAL != 0, qv, q_descale, k_descale, v_descale, (left, right), chunk, softcap, num_splits, None,
@@ -87,7 +99,7 @@ def kvcache_out(
     q, k_cache, v_cache, out, softmax_lse=None, workspace=None, cache_seqlens=None, page_table=None, cu_seqlens_q=None,
     scheduler_metadata=None, s_aux=None, num_splits=0, flags=0, max_seqlen_q=-1, softmax_scale=None, softcap=0.0,
     options=None, cache_batch_idx=None, cache_leftpad=None, qv=None, q_descale=None, k_descale=None, v_descale=None,
-    cp_tot_seqused_k=None, new=NOTHING_NEW,
+    cp_tot_seqused_k=None, *, new=NOTHING_NEW, only_quick=False,
 ):  # fmt: skip
     """new: k, v, rotary_cos, rotary_sin, cu_seqlens_k_new, rotary_seqlens; not in the schema."""
     left, right, chunk, margin, world, rank = DEFAULTS if options is None else options
@@ -102,6 +114,8 @@ def kvcache_out(
             cache_leftpad, None if new is NOTHING_NEW else (*new, flags & HALVES == 0),
         )  # fmt: skip
     if done is None:
+        if only_quick:
+            return NOT_TAKEN
         k, v, rotary_cos, rotary_sin, cu_seqlens_k_new, rotary_seqlens = new
         done = interface.flash_attn_with_kvcache(
             q, k_cache, v_cache, k, v, qv, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx, cache_leftpad,
@@ -119,13 +133,13 @@ def kvcache_append_out(
     rotary_seqlens=None, cu_seqlens_k_new=None, cache_seqlens=None, page_table=None, cu_seqlens_q=None,
     scheduler_metadata=None, s_aux=None, num_splits=0, flags=0, max_seqlen_q=-1, softmax_scale=None, softcap=0.0,
     options=None, cache_batch_idx=None, cache_leftpad=None, qv=None, q_descale=None, k_descale=None, v_descale=None,
-    cp_tot_seqused_k=None,
+    cp_tot_seqused_k=None, *, only_quick=False,
 ):  # fmt: skip
     return kvcache_out(
         q, k_cache, v_cache, out, softmax_lse, workspace, cache_seqlens, page_table, cu_seqlens_q, scheduler_metadata,
         s_aux, num_splits, flags, max_seqlen_q, softmax_scale, softcap, options, cache_batch_idx, cache_leftpad, qv,
         q_descale, k_descale, v_descale, cp_tot_seqused_k,
-        (k, v, rotary_cos, rotary_sin, cu_seqlens_k_new, rotary_seqlens),
+        new=(k, v, rotary_cos, rotary_sin, cu_seqlens_k_new, rotary_seqlens), only_quick=only_quick,
     )  # fmt: skip
 
 
@@ -138,7 +152,26 @@ def allocating(kernel: Callable) -> Callable:
     """The kernel of the operator without out, softmax_lse and workspace."""
     place = list(inspect.signature(kernel).parameters).index("out")
 
-    def kernel_without_results(*args):
-        return kernel(*args[:place], None, None, None, *args[place:])
+    def kernel_without_results(*args, **options):
+        return kernel(*args[:place], None, None, None, *args[place:], **options)
 
     return kernel_without_results
+
+
+class CalledDirectly:
+    """An attention operator as Python calls it. Where nothing has to see the call, plain tensors go straight to `kernel`;
+    torch's dispatcher, which turns every argument into a C++ value and back, takes all others.
+    """
+
+    def __init__(self, dispatched: Callable, kernel: Callable):
+        self.dispatched, self.kernel = dispatched, kernel
+
+    def __call__(self, *args, **kwargs):
+        if not (kwargs or _function_modes() or _profiled() or _included(_PRE_DISPATCH)):
+            try:
+                done = self.kernel(*args, only_quick=True)
+            except TypeError:  # too many arguments, or too few
+                done = NOT_TAKEN
+            if done is not NOT_TAKEN:
+                return done
+        return self.dispatched(*args, **kwargs)

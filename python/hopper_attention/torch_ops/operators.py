@@ -56,6 +56,20 @@ def _define(
     SCHEMAS[name] = text
 
 
+def _define_of_attention(
+    name: str,
+    signature: Callable,
+    kernel: Callable,
+    fake_kernel: Callable[[dict[str, Any]], Any],
+    without: tuple[str, ...] = (),
+    **options: Any,
+) -> None:
+    """One operator of `kernels`, which Python calls directly where nothing has to see the call."""
+    _define(name, signature, kernel, fake_kernel, without=(*without, *kernels.NOT_IN_SCHEMAS), **options)
+    operator = getattr(torch.ops.hopper_attention, name).default
+    operator._op = kernels.CalledDirectly(operator._op, kernel)
+
+
 def _define_of_function(
     name: str,
     function: Callable,
@@ -89,22 +103,21 @@ def _second(result: Any) -> torch.Tensor:
 
 for _name, _written in (("fwd", ()), ("varlen_fwd", ()), ("kvcache", ()), ("kvcache_append", _CACHES)):
     _kernel = getattr(kernels, f"{_name}_out")
-    _define(
+    _define_of_attention(
         _name,
         _kernel,
         kernels.allocating(_kernel),
         fake.attention,
         returns="(Tensor out, Tensor softmax_lse)",
-        without=(*_RESULTS, "new"),
+        without=_RESULTS,
         written=_written,
     )
-    _define(
+    _define_of_attention(
         f"{_name}_out",
         _kernel,
         _kernel,
         fake.nothing,
         returns="()",
-        without=("new",),
         written=(*_written, *_RESULTS),
     )
 

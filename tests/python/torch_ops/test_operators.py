@@ -255,6 +255,84 @@ def test_modes_are_there_again_after_an_error():
     assert [call[0] for call in of_this_package(seen)] == ["inner", "outer"]
 
 
+@pytest.fixture
+def on_stub(recorder, monkeypatch):
+    """CPU tensors play the part of CUDA tensors, and launches are recorded. The call of an operator: its name and arguments."""
+    gpu.use_torch()
+    recorder.count_host_memory_as_cuda(True)
+    monkeypatch.setattr(interface, "on_cuda", lambda name, x: True)
+    q, k, v = (torch.zeros(2, 3, heads, 64, dtype=torch.bfloat16) for heads in (4, 2, 2))
+    starts = torch.arange(3, dtype=torch.int32) * 3
+    packed = [x.flatten(0, 1) for x in (q, k, v)]
+    new = [x[:, :1].clone() for x in (k, v)]
+    lengths = torch.ones(2, dtype=torch.int32)
+    out, lse = torch.empty_like(q), torch.empty(2, 4, 3)
+    yield {
+        "fwd": (q, k, v),
+        "fwd_out": (q, k, v, out, lse),
+        "varlen_fwd": (*packed, starts, starts),
+        "varlen_fwd_out": (*packed, starts, out.flatten(0, 1), None, None, starts),
+        "kvcache": (q, k, v, lengths),
+        "kvcache_out": (q, k, v, out, lse, None, lengths),
+        "kvcache_append": (q, k, v, *new, None, None, None, None, lengths),
+        "kvcache_append_out": (q, k, v, out, lse, None, *new, None, None, None, None, lengths),
+    }
+    recorder.count_host_memory_as_cuda(False)
+
+
+def launches_of(recorder, call):
+    before = recorder.launches()
+    call()
+    return recorder.launches() - before
+
+
+def events_of(call):
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        call()
+    return {event.name for event in profile.events()}
+
+
+class SeesFunctions(torch.overrides.TorchFunctionMode):
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        self.seen = [*getattr(self, "seen", []), function]
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", OF_ATTENTION)
+def test_operators_called_from_python_do_not_reach_the_dispatcher(name, on_stub, recorder, monkeypatch):
+    """Below a mode, in a compiled graph: unless something has to see the call. Either way it is one launch."""
+    if not recorder.has_exchange_api(torch.Tensor):
+        pytest.skip("torch < 2.10 has no exchange API")
+    args, dispatched = on_stub[name], []
+    through_torch = operator(name)._op.dispatched
+    monkeypatch.setattr(operator(name)._op, "dispatched", lambda *a: dispatched.append(a) or through_torch(*a))
+    result, written = operator(name)(*args), name.endswith("_out")
+    assert result is None if written else [type(x) for x in result] == [torch.Tensor] * 2
+    assert launches_of(recorder, lambda: operator(name)(*args)) == 1 and not dispatched
+    with Passing("mode", []):
+        assert launches_of(recorder, lambda: operator(name)(*args)) == 1 and len(dispatched) == 1
+    assert f"hopper_attention::{name}" in events_of(lambda: operator(name)(*args))
+    with SeesFunctions() as mode:
+        assert launches_of(recorder, lambda: operator(name)(*args)) == 1
+    assert operator(name) in mode.seen or dispatched
+
+
+def test_operators_called_from_python_refuse_what_the_dispatcher_refuses(on_stub):
+    q, k, v = on_stub["fwd"]
+    for args in ((q, k), (q, k, v, *[None] * 30), (q, k, "v"), (q, k, v, None, 1.5)):
+        with pytest.raises(RuntimeError, match="hopper_attention::fwd"):
+            operator("fwd")(*args)
+    with pytest.raises(NotImplementedError, match="^k: requires grad"):
+        operator("fwd")(q, k.clone().requires_grad_(), v)
+    with pytest.raises(ValueError, match="^softcap: "):
+        operator("fwd")(q, k, v, None, 1, 0, None, -1.0)
+
+
+def test_a_trace_before_dispatch_records_operators(on_stub):
+    graph = make_fx(lambda q, k, v: operator("fwd")(q, k, v), pre_dispatch=True)(*on_stub["fwd"])
+    assert operator("fwd") in [node.target for node in graph.graph.nodes]
+
+
 def test_tensors_that_are_not_plain_go_through_torch_s_dispatcher():
     class Wrapped(torch.Tensor):
         @classmethod
