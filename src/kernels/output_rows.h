@@ -43,14 +43,14 @@ struct RowEnd {
 };
 
 // A row with the sink of its query head in the denominator: without keys 0 and the sink, and -inf as LSE where the sink
-// is that. Relative to the larger of the two, so that nothing overflows where the sink leaves next to nothing of the
-// row.
+// is that. Exact also where the sink leaves next to nothing of the row: approximations that flush to zero lose results
+// below 2^-126, which bf16 can hold.
 __device__ __forceinline__ RowEnd end_row(float exponent, float sum, float sink) {
   float const top = fmaxf(exponent, sink);
   if (top == -INFINITY) { return {0.0F, -INFINITY, 0.0F}; }
-  float const shrink = exp2_approx(exponent - top);
-  sum = sum * shrink + exp2_approx(sink - top);
-  return {shrink * reciprocal_approx(sum), top, sum};
+  float const shrink = exp2f(exponent - top);
+  sum = sum * shrink + exp2f(sink - top);
+  return {shrink / sum, top, sum};
 }
 
 template <class Element>
