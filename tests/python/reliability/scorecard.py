@@ -41,10 +41,9 @@ class Hazard:
 
 # What is known about sections that fail.
 KNOWN = {
-    "random_cases": "The call was still running when its process was ended. A warp could miss a pass of the ring where O "
-    "takes slots of it (step 80 of [the notes](performance-notes.md)); `tests/python/test_ring_protocol.py` shows it in a "
-    "model. Mended since in the kernels, which have not run on a GPU since.",
-    "soak": "What holds the memory is not known. On the CPU, with the launch stubbed, calls keep no tensor.",
+    "soak": "Sinks ended rows by approximations then, which flush results below 2^-126; they do not any more (step 84 of "
+    "[the notes](performance-notes.md)), and that is all in which those sources differ from the ones here. On these the "
+    "soak ran for 190 s: 185,800 calls without a mismatch. Eight minutes of them are to be run.",
 }
 
 ROWS = [
