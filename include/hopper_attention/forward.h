@@ -98,7 +98,7 @@ struct DeviceInfo {
 struct KernelPlan {
   KernelFamily family = KernelFamily::kNone;
   TileConfig tile;
-  int ctas = 0;  // size of the persistent grid
+  int ctas = 0;  // size of the grid, persistent unless each tile has a block
   int threads = 0;
   bool may_split = false;          // tiles may be cut along the keys, so that every block gets the same share
   std::int64_t most_tiles = 0;     // bounds of what the schedule may hold
@@ -115,7 +115,7 @@ struct Plan {
   int packed_heads = 1;  // query heads of one K/V head that share a tile
   int num_splits = 1;
   std::int64_t tiles = 0;
-  int ctas = 0;  // size of the persistent grid
+  int ctas = 0;  // size of the grid, persistent unless each tile has a block
   int threads = 0;
   int heads_per_pass =
       0;  // of a dense call: head groups (of all sequences) whose tiles run together, so that their K and V stay in L2

@@ -194,6 +194,12 @@ def plain_arguments(arguments, /):
     The list as a tuple; None if it holds anything but plain torch tensors, None, ints, floats and lists.
     """
 
+def fits(arguments, kinds, /):
+    """
+    Whether no more arguments than kinds are in the tuple, each of exactly its kind, a byte: t plain torch tensor,
+    T the same or None, i int, f int or float, F the same or None, l list of ints or None, n None.
+    """
+
 def use_torch(tensor: object, parameter: object, is_grad_enabled: object, dispatch_modes: object, transform: object, empty_like: object, empty_output: object, empty_lse: object, empty_workspace: object) -> None:
     """
     What attend_*() needs of torch: types of plain tensors; whether grad mode is on, how many dispatch modes and

@@ -71,18 +71,25 @@ struct KnownCall {
   }
 };
 
-// The known call of this thread that `args` may be. Layers of a model differ in their masks, calls of a layer in their
-// queries; others replace each other.
-KnownCall& known_call(Arguments const& args) {
+// Set at the end of a thread: what its destructors call after that knows no calls.
+constinit thread_local bool forgets_calls = false;
+
+// The known call of this thread that `args` may be; null at the end of the thread. Layers of a model differ in their
+// masks, calls of a layer in their queries; others replace each other.
+KnownCall* known_call(Arguments const& args) {
   constexpr std::size_t kPlaces = 8;
-  thread_local std::array<KnownCall, kPlaces> calls;
+  struct Calls : std::array<KnownCall, kPlaces> {
+    ~Calls() { forgets_calls = true; }
+  };
+  if (forgets_calls) { return nullptr; }
+  thread_local Calls calls;
   constexpr std::uint64_t kGolden = 0x9e3779b97f4a7c15;
   std::uint64_t hash = 0;
   for (std::int64_t const value : {args.q.shape[0], args.q.shape[1], args.window_left, args.attention_chunk}) {
     hash = (hash ^ static_cast<std::uint64_t>(value)) * kGolden;
     hash ^= hash >> 32;
   }
-  return calls[hash % kPlaces];
+  return &calls[hash % kPlaces];
 }
 
 // A call that passed validate(), and its plan: kept while the call runs, since allocating the workspace may make
@@ -90,12 +97,13 @@ KnownCall& known_call(Arguments const& args) {
 class CheckedCall {
  public:
   explicit CheckedCall(Arguments const& args) {
-    if (forced_plan) {
+    known_ = forced_plan ? nullptr : known_call(args);
+    if (known_ == nullptr) {
       problem_ = validate(args);
       plan_ = std::make_shared<Plan const>(make_plan(problem_, args.q.device));
       return;
     }
-    KnownCall& known = known_call(args);
+    KnownCall& known = *known_;
     if (known.is(args)) {
       check_overlaps(args);
     } else {
@@ -107,16 +115,18 @@ class CheckedCall {
     }
     problem_ = known.problem;
     plan_ = known.plan;
-    known_ = &known;
   }
 
   Problem const& problem() const { return problem_; }
   Plan const& plan() const { return *plan_; }
 
-  // Raises what the launch would raise before its first kernel. To be called before anything else is.
-  void require_launchable(Arguments const& args) {
+  // Raises what the launch would raise before its first kernel. To be called before anything else is. allocates: a
+  // workspace that is not given.
+  void require_launchable(Arguments const& args, bool allocates) {
+    if (args.workspace.given() || (plan_->workspace_bytes > 0 && !allocates)) {
+      require_workspace(*plan_, args.workspace);
+    }
     if (known_ != nullptr && known_->launchable) { return; }
-    if (args.workspace.given()) { require_workspace(*plan_, args.workspace); }
     if (backend.launch == &launch) {  // a stand-in needs no kernel
       for (KernelPlan const& kernel : plan_->kernels) { find_kernel(kernel.family, plan_->dtype, kernel.tile); }
     }
@@ -155,7 +165,7 @@ void check(AppendArguments const& args) {
 
 }  // namespace
 
-void check_call(Arguments const& args) { CheckedCall(args).require_launchable(args); }
+void check_call(Arguments const& args) { CheckedCall(args).require_launchable(args, true); }
 
 void forward(Arguments const& args, Stream stream) { forward(args, stream, nullptr); }
 
@@ -172,7 +182,7 @@ void append_and_forward(AppendArguments const& args, Arguments const& attention,
                         Allocate const& allocate) {
   check(args);
   CheckedCall call(attention);
-  call.require_launchable(attention);
+  call.require_launchable(attention, static_cast<bool>(allocate));
   backend.append(args, stream);
   if (args.q_rotated.given()) {
     Arguments of_rotated = attention;

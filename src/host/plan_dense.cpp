@@ -156,19 +156,20 @@ std::int64_t kv_bytes_of_head(Problem const& problem) {
 // Tiles in turn are shared out beforehand, and blocks that compute a few parts in a thousand faster run ahead of the
 // others. Where K and V of a head stay in L2 that costs nothing; where they do not, blocks that are thousands of keys
 // apart read them from memory again: 16 heads of 256k tokens took 1.10 of the time for a pair of tokens that 16k took.
-// Blocks of one tile each start in order as others end, so that these are together again with each tile.
+// Blocks of one tile each start in order as others end, so that these are together again with each tile. Where no tiles
+// share keys, there is nothing to keep together.
 bool blocks_drift_apart(PlanRequest const& request, Plan const& plan, Candidate const& chosen) {
-  double const us_of_tile =
-      chosen.us * request.problem.batch / static_cast<double>(std::max<std::int64_t>(1, plan.tiles));
-  return request.forced.ctas == 0 && request.problem.sm_margin == 0 && us_of_tile >= kLongTileUs &&
-         kv_bytes_of_head(request.problem) > request.device.l2_bytes;
+  Problem const& problem = request.problem;
+  int const available = request.most_ctas(chosen.row->tile);
+  bool const in_turn = plan.tiles > available && request.forced.ctas == 0 && problem.sm_margin == 0;
+  bool const share_keys = plan.tiles > std::int64_t{problem.batch} * problem.heads_k;
+  if (!in_turn || !share_keys || kv_bytes_of_head(problem) <= request.device.l2_bytes) { return false; }
+  return chosen.us * problem.batch / static_cast<double>(plan.tiles) >= kLongTileUs;
 }
 
-KernelPlan choose_grid(PlanRequest const& request, Plan& plan, Candidate const& chosen) {
-  TileConfig const& tile = chosen.row->tile;
+KernelPlan choose_grid(PlanRequest const& request, Plan& plan, TileConfig const& tile, bool alone) {
   int const available = request.most_ctas(tile);
   int const sm_margin = request.problem.sm_margin;
-  bool const alone = blocks_drift_apart(request, plan, chosen);
   std::int64_t const ctas = alone ? plan.tiles : std::min<std::int64_t>(plan.tiles, available);
   KernelPlan const kernel{family_of(tile), tile, static_cast<int>(ctas), threads_of(tile)};
   because(plan, "grid", kernel.ctas, " blocks of ", kernel.threads, " threads for ", plan.tiles, " tiles: ",
@@ -180,7 +181,7 @@ KernelPlan choose_grid(PlanRequest const& request, Plan& plan, Candidate const& 
   return kernel;
 }
 
-void choose_order(PlanRequest const& request, Plan& plan, Candidate const& chosen, int ctas) {
+void choose_order(PlanRequest const& request, Plan& plan, Candidate const& chosen, int ctas, bool alone) {
   Problem const& problem = request.problem;
   std::int64_t const all = std::int64_t{problem.batch} * (problem.heads_q / plan.packed_heads);
   if (request.forced.heads_per_pass > 0) {
@@ -191,9 +192,9 @@ void choose_order(PlanRequest const& request, Plan& plan, Candidate const& chose
   int const sharing = request.ratio() / plan.packed_heads;  // groups that read the same K and V
   std::int64_t const kv_bytes = kv_bytes_of_head(problem);
   std::int64_t const fitting = kv_bytes == 0 ? all : std::min(all, request.l2_budget() / kv_bytes * sharing);
-  if (ctas == plan.tiles && plan.tiles > request.most_ctas(chosen.row->tile)) {
-    plan.heads_per_pass = std::max(sharing, static_cast<int>(fitting));
-    because(plan, "order", plan.heads_per_pass, " of ", all, " head groups at a time, the longest tiles first");
+  if (alone) {
+    plan.heads_per_pass = sharing;  // of one K/V head, which L2 does not hold
+    because(plan, "order", plan.heads_per_pass, " of ", all, " head groups at a time, in the same direction");
     return;
   }
   TileOrder const order = choose_tile_order({.sequence_heads = static_cast<int>(all),
@@ -213,8 +214,9 @@ void choose_order(PlanRequest const& request, Plan& plan, Candidate const& chose
 void plan_dense(PlanRequest const& request, Plan& plan) {
   Candidate const chosen = choose_tile(request, plan);
   because(plan, "splits", request.problem.num_splits == 1 ? "1: as asked" : "1: whole tiles use the SMs as well");
-  KernelPlan const kernel = choose_grid(request, plan, chosen);
-  choose_order(request, plan, chosen, kernel.ctas);
+  bool const alone = blocks_drift_apart(request, plan, chosen);
+  KernelPlan const kernel = choose_grid(request, plan, chosen.row->tile, alone);
+  choose_order(request, plan, chosen, kernel.ctas, alone);
   because(plan, "workspace", "0 bytes: nothing is merged afterwards");
   plan.kernels.push_back(kernel);
 }

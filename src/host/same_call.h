@@ -11,7 +11,7 @@
 
 namespace hopper_attention {
 
-// All fields; a new one does not compile until it is here.
+// All fields: a new one does not compile until it has a name here, which the tie then needs as well.
 inline auto fields(Arguments const& args) {
   auto const& [q, k, v, out, softmax_lse, sinks, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, page_table,
                cache_batch_idx, cache_leftpad, cu_seqlens_k_new, cp_tot_seqused_k, seqlen_k_new, seqused_k_all,
@@ -34,7 +34,7 @@ inline auto fields(AppendArguments const& args) {
 
 // Whether every rule about one tensor says the same of both.
 inline bool is_alike(Tensor const& a, Tensor const& b) {
-  if (a.rank != b.rank) { return false; }
+  if (a.rank != b.rank || a.rank > kMaxRank) { return false; }
   if (!a.given()) { return true; }
   auto const address = [](Tensor const& t) { return reinterpret_cast<std::uintptr_t>(t.data); };
   bool const as_aligned = (address(a) ^ address(b)) % kMostAlignment == 0;

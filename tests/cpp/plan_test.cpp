@@ -93,8 +93,8 @@ TEST_CASE("plan: one block for each SM, never more blocks than tiles, never fewe
 }
 
 TEST_CASE("plan: long tiles over more keys than L2 holds have a block each, so that blocks do not drift apart") {
-  auto const made = [](int seqlen, int heads_k, int margin = 0, MaskParams mask = {.right = 0}) {
-    Problem p = problem(1, seqlen, seqlen, 16, heads_k, 128);
+  auto const made = [](int seqlen, int heads_k, int margin = 0, MaskParams mask = {.right = 0}, int batch = 1) {
+    Problem p = problem(batch, seqlen, seqlen, 16, heads_k, 128);
     p.mask = mask;
     p.sm_margin = margin;
     return plan(p, card(132));
@@ -105,9 +105,19 @@ TEST_CASE("plan: long tiles over more keys than L2 holds have a block each, so t
     CHECK(longest.heads_per_pass == 16 / heads_k);
     CHECK(explains(longest, "one long tile each"));
   }
+  Plan const two = made(262144, 16, 0, {.right = 0}, 2);
+  CHECK(two.ctas == two.tiles);
   CHECK(made(65536, 16).ctas == 132);                                  // K and V of a head stay in L2
   CHECK(made(262144, 16, 32).ctas == 100);                             // SMs are to be left free
   CHECK(made(262144, 16, 0, {.left = 4095, .right = 0}).ctas == 132);  // short tiles, which walk along together
+  // A tile with so many keys takes 340 us, and 260.
+  CHECK(made(262144, 16, 0, {.left = 29000, .right = 0}).ctas > 132);
+  CHECK(made(262144, 16, 0, {.left = 22000, .right = 0}).ctas == 132);
+  CHECK(testing::plan_with(problem(1, 262144, 262144, 16, 16, 128, true), card(132), {.ctas = 132}).ctas == 132);
+  // Each tile has keys of its own, which nobody else reads.
+  Problem few = problem(64, 1, 1 << 20, 16, 16, 128, true);
+  few.num_splits = 1;
+  CHECK(plan(few, card(132)).ctas <= 132 * plan(few, card(132)).tile.per_sm);
 }
 
 namespace {

@@ -179,4 +179,25 @@ TEST_CASE("same call: a workspace that is too small is missed in every call") {
   }
 }
 
+TEST_CASE("same call: what nobody looked at may be anything") {
+  AppendArguments args = append_call();
+  args.cu_seqlens_q.rank = kMaxRank + 1;  // not needed without rotary embedding
+  CHECK_FALSE(is_same_call(args, args));
+}
+
+TEST_CASE("append: nothing is written where attention has neither a workspace nor a way to allocate one") {
+  StandIn const stand_in;
+  testing::ForcedPlan splits;
+  splits.num_splits = 2;
+  splits.cluster = -1;
+  testing::force_plan(splits);
+  Arguments const attention = attention_after_append();
+  auto const run = [&](auto const& allocate) { append_and_forward(append_call(), attention, nullptr, allocate); };
+  CHECK_THROWS_WITH_AS(run(nullptr), doctest::Contains("workspace: this call needs"), InvalidArgument);
+  CHECK(launches == 0);
+  run([](std::int64_t bytes) { return contiguous(40 * kMiB, DataType::kUInt8, {bytes}); });
+  CHECK(launches == 2);
+  testing::force_plan(std::nullopt);
+}
+
 }  // namespace hopper_attention

@@ -33,7 +33,8 @@ OPTIONS = {
 DEFAULTS = tuple(OPTIONS.values())
 
 # What besides dispatch modes and transforms, which `_core` asks for, has to see the calls of an operator.
-_function_modes, _profiled = torch._C._len_torch_function_stack, torch._C._autograd._profiler_enabled
+_function_modes, _tracing_state = torch._C._len_torch_function_stack, torch._C._get_tracing_state
+_profiled, _profiler = torch._C._autograd._profiler_enabled, torch.autograd.profiler
 _included, _PRE_DISPATCH = torch._C._dispatch_tls_is_dispatch_key_included, torch._C.DispatchKey.PreDispatch
 
 NOTHING_NEW = (None,) * 6  # `new` of kvcache_out
@@ -158,20 +159,28 @@ def allocating(kernel: Callable) -> Callable:
     return kernel_without_results
 
 
+# What `_core.fits` asks of an argument of a type of the schema; what kernels on the GPU refuse goes by the dispatcher.
+_KINDS = {"Tensor": "t", "Optional[Tensor]": "T", "int": "i", "float": "f", "Optional[float]": "F"}
+_KINDS["Optional[List[int]]"] = "l"
+_NEVER = ("qv", "q_descale", "k_descale", "v_descale")
+
+
 class CalledDirectly:
-    """An attention operator as Python calls it. Where nothing has to see the call, plain tensors go straight to `kernel`;
-    torch's dispatcher, which turns every argument into a C++ value and back, takes all others.
+    """An attention operator as Python calls it. Where nothing has to see the call, arguments by position that are exactly
+    what the schema says go straight to `kernel`; torch's dispatcher, which turns every argument into a C++ value and
+    back, takes all others. Kernels and observers that others register with the dispatcher do not see direct calls.
     """
 
-    def __init__(self, dispatched: Callable, kernel: Callable):
-        self.dispatched, self.kernel = dispatched, kernel
+    def __init__(self, operator: Any, kernel: Callable):
+        arguments = operator._schema.arguments
+        self.dispatched, self.kernel = operator._op, kernel
+        self.least = sum(not x.has_default_value() for x in arguments)
+        self.kinds = "".join("n" if x.name in _NEVER else _KINDS[str(x.type)] for x in arguments).encode()
 
     def __call__(self, *args, **kwargs):
-        if not (kwargs or _function_modes() or _profiled() or _included(_PRE_DISPATCH)):
-            try:
-                done = self.kernel(*args, only_quick=True)
-            except TypeError:  # too many arguments, or too few
-                done = NOT_TAKEN
+        seen = kwargs or _function_modes() or _profiled() or _profiler._is_profiler_enabled or _included(_PRE_DISPATCH)
+        if not seen and len(args) >= self.least and _core.fits(args, self.kinds) and _tracing_state() is None:
+            done = self.kernel(*args, only_quick=True)
             if done is not NOT_TAKEN:
                 return done
         return self.dispatched(*args, **kwargs)

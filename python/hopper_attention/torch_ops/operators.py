@@ -67,7 +67,7 @@ def _define_of_attention(
     """One operator of `kernels`, which Python calls directly where nothing has to see the call."""
     _define(name, signature, kernel, fake_kernel, without=(*without, *kernels.NOT_IN_SCHEMAS), **options)
     operator = getattr(torch.ops.hopper_attention, name).default
-    operator._op = kernels.CalledDirectly(operator._op, kernel)
+    operator._op = kernels.CalledDirectly(operator, kernel)
 
 
 def _define_of_function(

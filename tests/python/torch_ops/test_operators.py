@@ -402,3 +402,81 @@ def test_the_package_defines_no_operator_until_it_is_needed():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.stdout.strip() == "hopper_attention::fwd", done.stderr
+
+
+class OfVaryingLengths(torch.nn.Module):
+    """The bound on the lengths is read from the device, as packers of batches do."""
+
+    def forward(self, q, k, v, starts, lengths):
+        longest = lengths.max().item()
+        return hopper_attention.flash_attn_varlen_func(q, k, v, starts, starts, longest, longest)
+
+
+def packed_tensors():
+    q, k, v = (torch.randn(6, heads, 64).bfloat16() for heads in (4, 2, 2))
+    return q, k, v, torch.tensor([0, 3, 6], dtype=torch.int32), torch.tensor([3, 3])
+
+
+def test_bounds_that_are_known_at_run_time_alone_compile_and_export(monkeypatch):
+    monkeypatch.setattr(torch._dynamo.config, "capture_scalar_outputs", True)
+    given = packed_tensors()
+    expected = OfVaryingLengths()(*given)
+    torch._dynamo.reset()
+    compiled = torch.compile(OfVaryingLengths(), fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(*given), expected)
+    exported = torch.export.export(OfVaryingLengths(), given)
+    torch.testing.assert_close(exported.module()(*given), expected)
+
+
+@pytest.fixture
+def world(monkeypatch, recorder):
+    """CPU tensors play the part of CUDA tensors, and launches are recorded: what is plain is called directly."""
+    monkeypatch.setattr(interface, "on_cuda", lambda name, x: True)
+    recorder.count_host_memory_as_cuda(True)
+    gpu.use_torch()
+    yield recorder
+    recorder.count_host_memory_as_cuda(False)
+
+
+def dense_tensors():
+    return [torch.zeros(2, 3, heads, 64).bfloat16() for heads in (4, 2, 2)]
+
+
+def test_a_trace_of_torch_jit_records_operators(world):
+    def attend(q, k, v):
+        out = torch.empty_like(q)
+        operator("fwd_out")(q, k, v, out)
+        return out
+
+    with torch.inference_mode():
+        traced = torch.jit.trace(attend, tuple(dense_tensors()), check_trace=False)
+    assert "hopper_attention::fwd_out" in str(traced.graph)
+
+
+def test_every_kind_of_profile_sees_operators(world):
+    q, k, v = dense_tensors()
+    of_all_threads = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+    for options in ({}, {"experimental_config": of_all_threads}):
+        with torch.inference_mode(), torch.profiler.profile(**options) as profile:
+            operator("fwd_out")(q, k, v, torch.empty_like(q))
+        assert any(event.key == "hopper_attention::fwd_out" for event in profile.key_averages())
+
+
+REFUSED = {
+    "an integer instead of lengths": ("kvcache", {"cache_seqlens": 3}),
+    "no result to write to": ("kvcache_out", {"out": None}),
+    "a bound that is no integer": ("kvcache", {"max_seqlen_q": 1.5}),
+    "text that nobody reads": ("kvcache", {"q_descale": "x"}),
+    "options that are too large": ("kvcache", {"options": [1 << 70, -1, 0, 0, 1, 0]}),
+}
+
+
+@pytest.mark.parametrize("why", REFUSED)
+def test_direct_calls_refuse_what_the_schema_refuses(world, why):
+    name, change = REFUSED[why]
+    q, k, v = dense_tensors()
+    given = {"q": q, "k_cache": k, "v_cache": v, "out": torch.empty_like(q), "cache_seqlens": torch.ones(2).int()}
+    arguments = operator(name)._schema.arguments
+    values = [{**given, **change}.get(x.name, x.default_value) for x in arguments]
+    with torch.inference_mode(), pytest.raises((RuntimeError, TypeError, ValueError)):
+        operator(name)(*values)
