@@ -5,52 +5,20 @@
 #include <array>
 #include <cstdint>
 #include <functional>
-#include <initializer_list>
 #include <optional>
 #include <span>
-#include <utility>
 
 #include <nanobind/nanobind.h>
 
 #include "bindings.h"
+#include "fast_function.h"
 #include "hopper_attention/append.h"
 #include "hopper_attention/forward.h"
 #include "tensor_argument.h"
+#include "torch_functions.h"
 
 namespace hopper_attention::python {
 namespace {
-
-// What use_torch() was given last, with a reference to each. Guarded by the GIL.
-struct Torch {
-  PyObject* tensor_type = nullptr;  // null: torch was not seen yet
-  PyObject* parameter_type = nullptr;
-  PyObject* is_grad_enabled = nullptr;
-  PyObject* dispatch_modes = nullptr;  // () -> how many
-  PyObject* transform = nullptr;       // () -> the innermost, or None
-  PyObject* empty_like = nullptr;
-  PyObject* empty_output = nullptr;     // (q, v)
-  PyObject* empty_lse = nullptr;        // (q)
-  PyObject* empty_workspace = nullptr;  // (bytes, q)
-  PyObject* requires_grad = nullptr;    // the attribute's name
-  dlpack::ExchangeApi const* api = nullptr;
-};
-constinit Torch torch{};
-
-nb::object call(PyObject* function, std::initializer_list<PyObject*> args = {}) {
-  nb::object const kept = nb::borrow(function);  // use_torch() may let go of it meanwhile
-  PyObject* const result = PyObject_Vectorcall(function, args.begin(), args.size(), nullptr);
-  if (result == nullptr) { throw nb::python_error(); }
-  return nb::steal(result);
-}
-
-// Whether a dispatch mode or a transform has to see the call.
-bool is_watched() { return nb::cast<int>(call(torch.dispatch_modes)) != 0 || !call(torch.transform).is_none(); }
-
-// False for all while torch was not seen.
-bool is_plain_tensor(PyObject* x) {
-  auto* const type = reinterpret_cast<PyObject*>(Py_TYPE(x));
-  return type == torch.tensor_type || type == torch.parameter_type;
-}
 
 // Reads arguments of exact types, and remembers whether any was not.
 class Reader {
@@ -351,12 +319,6 @@ PyObject* attend(Given given, Read const& read) {
   return nullptr;
 }
 
-bool are_as_many(char const* function, Py_ssize_t found, std::size_t wanted) {
-  if (found == static_cast<Py_ssize_t>(wanted)) { return true; }
-  PyErr_Format(PyExc_TypeError, "%s: %zu arguments are needed, found %zd", function, wanted, found);
-  return false;
-}
-
 PyObject* attend_dense(PyObject* /*module*/, PyObject* const* args, Py_ssize_t count) {
   if (!are_as_many("attend_dense", count, kSharedArguments)) { return nullptr; }
   Given const given(args, kSharedArguments);
@@ -379,99 +341,9 @@ PyObject* attend_cache(PyObject* /*module*/, PyObject* const* args, Py_ssize_t c
   });
 }
 
-// plain_arguments(list): see its docstring.
-PyObject* plain_arguments(PyObject* /*module*/, PyObject* const* args, Py_ssize_t count) {
-  if (!are_as_many("plain_arguments", count, 1)) { return nullptr; }
-  if (!PyList_CheckExact(args[0])) {
-    PyErr_SetString(PyExc_TypeError, "plain_arguments: a list is needed");
-    return nullptr;
-  }
-  for (Py_ssize_t i = 0; i < PyList_Size(args[0]); ++i) {
-    PyObject* const x = PyList_GetItem(args[0], i);
-    bool const plain =
-        x == Py_None || is_plain_tensor(x) || PyLong_CheckExact(x) || PyFloat_CheckExact(x) || PyList_CheckExact(x);
-    if (!plain) { Py_RETURN_NONE; }
-  }
-  return PyList_AsTuple(args[0]);
-}
-
-// Whether `x` has exactly the type that `kind` stands for: see fits() below.
-bool is_of_kind(PyObject* x, char kind) {
-  switch (kind) {
-    case 't':
-      return is_plain_tensor(x);
-    case 'T':
-      return x == Py_None || is_plain_tensor(x);
-    case 'i':
-      return PyLong_CheckExact(x);
-    case 'f':
-      return PyFloat_CheckExact(x) || PyLong_CheckExact(x);
-    case 'F':
-      return x == Py_None || PyFloat_CheckExact(x) || PyLong_CheckExact(x);
-    case 'l':
-      if (x == Py_None) { return true; }
-      if (!PyList_CheckExact(x)) { return false; }
-      for (Py_ssize_t i = 0; i < PyList_Size(x); ++i) {
-        if (!PyLong_CheckExact(PyList_GetItem(x, i))) { return false; }
-      }
-      return true;
-    default:
-      return x == Py_None;
-  }
-}
-
-// fits(tuple, bytes): see its docstring.
-PyObject* fits(PyObject* /*module*/, PyObject* const* args, Py_ssize_t count) {
-  if (!are_as_many("fits", count, 2)) { return nullptr; }
-  if (!PyTuple_CheckExact(args[0]) || !PyBytes_CheckExact(args[1])) {
-    PyErr_SetString(PyExc_TypeError, "fits: a tuple and bytes are needed");
-    return nullptr;
-  }
-  char const* const kinds = PyBytes_AsString(args[1]);
-  Py_ssize_t const size = PyTuple_Size(args[0]);
-  if (size > PyBytes_Size(args[1])) { Py_RETURN_FALSE; }
-  for (Py_ssize_t i = 0; i < size; ++i) {
-    if (!is_of_kind(PyTuple_GetItem(args[0], i), kinds[i])) { Py_RETURN_FALSE; }
-  }
-  Py_RETURN_TRUE;
-}
-
-void use_torch(nb::object tensor, nb::object parameter, nb::object is_grad_enabled, nb::object dispatch_modes,
-               nb::object transform, nb::object empty_like, nb::object empty_output, nb::object empty_lse,
-               nb::object empty_workspace) {
-  Torch next;
-  next.api = exchange_api(tensor);
-  if (next.api != nullptr && next.api->dltensor_from_py_object_no_sync != nullptr) {
-    next.tensor_type = tensor.release().ptr();
-    next.parameter_type = parameter.release().ptr();
-    next.is_grad_enabled = is_grad_enabled.release().ptr();
-    next.dispatch_modes = dispatch_modes.release().ptr();
-    next.transform = transform.release().ptr();
-    next.empty_like = empty_like.release().ptr();
-    next.empty_output = empty_output.release().ptr();
-    next.empty_lse = empty_lse.release().ptr();
-    next.empty_workspace = empty_workspace.release().ptr();
-    next.requires_grad = nb::str("requires_grad").release().ptr();
-  }
-  Torch const before = std::exchange(torch, next);
-  // A function that is replaced may hold tensors.
-  for (PyObject* const held :
-       {before.tensor_type, before.parameter_type, before.is_grad_enabled, before.dispatch_modes, before.transform,
-        before.empty_like, before.empty_output, before.empty_lse, before.empty_workspace, before.requires_grad}) {
-    Py_XDECREF(held);
-  }
-}
-
-using FastFunction = PyObject* (*)(PyObject*, PyObject* const*, Py_ssize_t);
-
-PyMethodDef method(char const* name, FastFunction function, char const* doc) {
-  return {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function)), METH_FASTCALL, doc};
-}
-
 }  // namespace
 
 void bind_attend(nb::module_& module) {
-  // C functions without names and defaults of their arguments, which nanobind would look for in every call.
   static PyMethodDef methods[] = {
       method("attend_dense", &attend_dense,
              "attend_dense(q, k, v, softmax_scale, causal, window_size, attention_chunk, softcap, num_splits, "
@@ -490,24 +362,8 @@ void bind_attend(nb::module_& module) {
              "cache_batch_idx, cache_leftpad, new, /)\n--\n\n"
              "flash_attn_with_kvcache; as attend_dense. new: None, or (k, v, rotary_cos, rotary_sin, "
              "cu_seqlens_k_new, rotary_seqlens, rotary_interleaved)."),
-      method("plain_arguments", &plain_arguments,
-             "plain_arguments(arguments, /)\n--\n\n"
-             "The list as a tuple; None if it holds anything but plain torch tensors, None, ints, floats and lists."),
-      method("fits", &fits,
-             "fits(arguments, kinds, /)\n--\n\n"
-             "Whether no more arguments than kinds are in the tuple, each of exactly its kind, a byte: t plain torch "
-             "tensor,\nT the same or None, i int, f int or float, F the same or None, l list of ints or None, n None."),
   };
-  for (PyMethodDef& made : methods) {
-    module.attr(made.ml_name) = nb::steal(PyCFunction_NewEx(&made, nullptr, nb::str("hopper_attention._core").ptr()));
-  }
-  module.def("use_torch", &use_torch, nb::arg("tensor"), nb::arg("parameter"), nb::arg("is_grad_enabled"),
-             nb::arg("dispatch_modes"), nb::arg("transform"), nb::arg("empty_like"), nb::arg("empty_output"),
-             nb::arg("empty_lse"), nb::arg("empty_workspace"),
-             "What attend_*() needs of torch: types of plain tensors; whether grad mode is on, how many dispatch modes "
-             "and\n"
-             "which transform there are; empty_like(x), empty_output(q, v), empty_lse(q), empty_workspace(bytes, q).\n"
-             "Without effect if tensors of that type do not come in through the DLPack C exchange API.");
+  add_functions(module, methods);
 }
 
 }  // namespace hopper_attention::python

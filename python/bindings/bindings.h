@@ -13,6 +13,8 @@ namespace nb = nanobind;
 
 void bind_forward(nb::module_& module);
 void bind_attend(nb::module_& module);
+void bind_operator_arguments(nb::module_& module);
+void bind_torch(nb::module_& module);
 void bind_append(nb::module_& module);
 void bind_combine(nb::module_& module);
 void bind_schedule(nb::module_& module);

@@ -31,6 +31,8 @@ NB_MODULE(_core, module) {
   hopper_attention::python::bind_plan(module);
   hopper_attention::python::bind_forward(module);
   hopper_attention::python::bind_attend(module);
+  hopper_attention::python::bind_operator_arguments(module);
+  hopper_attention::python::bind_torch(module);
   hopper_attention::python::bind_schedule(module);
   hopper_attention::python::bind_append(module);
   hopper_attention::python::bind_combine(module);

@@ -3,7 +3,6 @@
 #include <cstdint>
 
 #include "hopper_attention/forward.h"
-#include "host/memory_overlap.h"
 #include "host/problem.h"
 #include "host/require.h"
 #include "host/same_call.h"

@@ -4,7 +4,6 @@
 #include <cstdint>
 
 #include "hopper_attention/append.h"
-#include "host/memory_overlap.h"
 #include "host/require.h"
 #include "host/same_call.h"
 #include "host/tensor_rules.h"
