@@ -1,9 +1,10 @@
 """Minutes of calls of changing shapes on four streams, eager and in graphs, under a watchdog.
 
-Each round has new shapes of all functions. The first result of a shape is checked against float64, all others are
-compared with it bitwise, so that every call is checked and 1 % of them by arithmetic. Meanwhile the memory of the
-process and what torch holds on the GPU are watched: a straight line through the samples after the first quarter must not
-rise, and no round may leave tensors behind.
+Each round has other shapes of all functions. The first result of a shape is checked against float64, all others are
+compared with it bitwise, so that every call is checked and 1 % of them by arithmetic. After ROUNDS rounds the shapes come
+again: torch and cuBLAS keep something for every shape that they have seen, so only with known shapes must memory stand
+still. Meanwhile the memory of the process and what torch holds on the GPU are watched: a straight line through the
+samples after the first pass over all shapes must not rise.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import contextlib
 import ctypes
 import dataclasses
 import gc
+import math
 import os
 import random
 import statistics
@@ -39,11 +41,12 @@ SILENCE = 90
 STREAMS = 4
 CALLS = 90  # of a shape: with the replays, one call in a hundred is checked against float64
 SHAPES = 4  # of a round
+ROUNDS = 240  # then the same shapes come again; a multiple of GRAPH_EVERY
 GRAPH_EVERY = 5  # rounds between those that capture, which is slow
 REPLAYS = 40
 HANG_SECONDS = 60
 MOST_SCORES = 1 << 21  # of a shape: the float64 check takes most of the time
-HOST_GROWTH = 24.0  # MiB a minute that is noise of allocators
+HOST_GROWTH = 4.0  # MiB a minute that is noise of allocators
 DEVICE_GROWTH = 4.0
 
 
@@ -52,9 +55,12 @@ def run(budget: Budget) -> dict[str, Any]:
     watch = Watch(budget.seconds)
     pulse = Pulse()
     streams = [torch.cuda.Stream() for _ in range(STREAMS)] if support.DEVICE == "cuda" else [None]
-    number = budget.seed
+    done = 0
     while budget.left() > 0:
-        number += 1
+        number = budget.seed + 1 + done % ROUNDS
+        if done == ROUNDS:
+            watch.shapes_known()
+        done += 1
         budget.alive(counts["calls"], 0, f"{counts['shapes']} shapes")
         pulse.beat()
         try:
@@ -177,6 +183,10 @@ class Watch:
     def __init__(self, seconds: float) -> None:
         self.began, self.last, self.every = time.monotonic(), 0.0, min(1.0, seconds / 60)
         self.samples: list[tuple[float, float, float, float]] = []  # minutes, host, torch, GPU used by all
+        self.known = math.inf  # minutes until every shape had been seen
+
+    def shapes_known(self) -> None:
+        self.known = (time.monotonic() - self.began) / 60
 
     def sample(self) -> None:
         now = time.monotonic()
@@ -194,9 +204,8 @@ class Watch:
         self.samples.append(((now - self.began) / 60, host, held, used))
 
     def later(self) -> list[tuple[float, float, float, float]]:
-        """Without the first quarter, in which caches fill."""
-        end = self.samples[-1][0] if self.samples else 0.0
-        return [x for x in self.samples if x[0] >= end / 4]
+        """Without the first pass over the shapes, in which caches fill."""
+        return [x for x in self.samples if x[0] >= self.known]
 
     def slope(self, column: int) -> float:
         """MiB a minute of a straight line through the samples; 0.0 if there are too few."""
@@ -214,6 +223,7 @@ class Watch:
         """GPU memory of all processes is no verdict: other sections may run beside this one."""
         return {
             "samples_of_memory": len(self.samples),
+            "minutes_until_all_shapes_were_seen": round(self.known, 2) if self.known < math.inf else "never",
             "host_MiB_per_minute": round(self.slope(1), 3),
             "torch_MiB_per_minute": round(self.slope(2), 3),
             "GPU_MiB_per_minute_of_all_processes": round(self.slope(3), 3),
@@ -223,6 +233,8 @@ class Watch:
     def problems(self) -> list[str]:
         found = []
         long_enough = bool(self.samples) and self.samples[-1][0] >= 2
+        if long_enough and self.samples[-1][0] < 2 * self.known:
+            found.append(f"the {ROUNDS} rounds of shapes did not come twice, so that growth of memory is not known")
         for name, column, most in (("the host", 1, HOST_GROWTH), ("torch on the GPU", 2, DEVICE_GROWTH)):
             if long_enough and self.slope(column) > most:
                 found.append(f"memory of {name} grows by {self.slope(column):.2f} MiB a minute, allowed {most}")
