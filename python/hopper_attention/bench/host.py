@@ -22,6 +22,7 @@ LAUNCH_US = 2.5  # more for each further launch
 MODE_US = 15.0  # through torch's dispatcher, under a mode
 CALLS = 100  # between synchronisations: few enough that the queue to the GPU never fills
 BATCHES = 60
+WARM_SECONDS = 2.0  # before the first batch: a core that was idle takes half as long again for every call
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,7 @@ def measure(implementations: list[Implementation], quick: bool = False, device: 
     from hopper_attention.bench import inputs
 
     batches = BATCHES // 4 if quick else BATCHES
+    warm_seconds = WARM_SECONDS if device == "cuda" else 0.0
     synchronize = torch.cuda.synchronize if device == "cuda" else lambda: None
     fa3 = next((implementation for implementation in implementations if implementation.name == "fa3"), None)
     rows = []
@@ -81,6 +83,7 @@ def measure(implementations: list[Implementation], quick: bool = False, device: 
         def timed(call: Callable[[], Any], mode: Callable[[], Any] = contextlib.nullcontext) -> tuple[float, float]:
             return time_calls(call, lambda: torch.add(x, x), batches, synchronize, mode)
 
+        warm_up(lambda: torch.add(x, x), warm_seconds, synchronize)
         rows.append(row("any", "torch.add", timed(lambda: torch.add(x, x))))
         for host_case in HOST_CASES:
             case = host_case.case
@@ -184,6 +187,15 @@ def bare_operator(call: Callable[[], Any], library: str) -> Callable[[], Any]:
         func, args, kwargs = found.args
         return lambda: func(*args, **kwargs)
     raise ValueError(f"the call has no operator of {library}")
+
+
+def warm_up(call: Callable[[], Any], seconds: float, synchronize: Callable[[], None]) -> None:
+    """Calls for so long, whose times nobody looks at."""
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        for _ in range(CALLS):
+            call()
+        synchronize()
 
 
 def time_calls(
