@@ -5,6 +5,7 @@
 #pragma once
 
 #include <functional>
+#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
@@ -105,6 +106,9 @@ struct KernelPlan {
   std::int64_t most_units = 0;     // key blocks of all tiles, or splits of fixed size
   std::int64_t partial_slots = 0;  // parts of tiles that the workspace has room for
   int partial_rows = 0;            // query rows of each
+  int least_queries = 0;           // of the sequences that it takes
+  int most_queries = std::numeric_limits<int>::max();
+  bool shares_parts = false;  // its parts of tiles lie in the slots of the last kernel
 };
 
 // What was decided, and why. The fields that KernelPlan has, too, are those of the first kernel.

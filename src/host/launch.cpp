@@ -190,7 +190,7 @@ EpilogueParams epilogue_params(Plan const& plan, KernelPlan const& kernel, Probl
 // The workspace: the schedule if this call makes it, then the partial results of each kernel.
 struct Workspace {
   int* metadata = nullptr;
-  std::array<PartialParams, 2> partial{};
+  std::array<PartialParams, 3> partial{};
 };
 
 Workspace divide_workspace(Plan const& plan, Problem const& problem, Arguments const& args) {
@@ -206,11 +206,14 @@ Workspace divide_workspace(Plan const& plan, Problem const& problem, Arguments c
   }
   for (std::size_t i = 0; i < plan.kernels.size(); ++i) {
     KernelPlan const& kernel = plan.kernels[i];
-    if (!kernel.may_split) { continue; }
+    if (!kernel.may_split || kernel.shares_parts) { continue; }
     parts.partial[i] = {reinterpret_cast<float*>(next),
                         reinterpret_cast<float*>(next + partial_out_bytes(kernel, problem.head_dim_v)),
                         kernel.partial_rows};
     next += partial_bytes(kernel, problem.head_dim_v);
+  }
+  for (std::size_t i = 0; i < plan.kernels.size(); ++i) {
+    if (plan.kernels[i].shares_parts) { parts.partial[i] = parts.partial[plan.kernels.size() - 1]; }
   }
   return parts;
 }
@@ -220,9 +223,7 @@ ScheduleParams schedule_params(Plan const& plan, KernelPlan const& kernel, Probl
   ScheduleParams p;
   p.metadata = problem.ragged ? metadata : nullptr;
   p.batch = problem.batch;
-  p.places = plan.kernels.size() == 1                  ? Places::kAll
-             : kernel.family == KernelFamily::kPrefill ? Places::kPrefill
-                                                       : Places::kDecode;
+  p.places = places_of(plan, kernel);
   p.alike = sequence_work(shape, problem.mask, {problem.seqlen_q, problem.seqlen_k});
   int const head_groups = problem.heads_q / plan.packed_heads;
   p.share = card_share(plan, kernel);
@@ -261,6 +262,8 @@ AttentionParams attention_params(Plan const& plan, KernelPlan const& kernel, Pro
   p.packing = packing;
   p.mask = problem.mask;
   p.listed = plan.listed;
+  p.least_queries = kernel.least_queries;
+  p.most_queries = kernel.most_queries;
   if (plan.cluster > 0) {
     int const of_tile = clusters_of_tile(kernel);
     p.cluster = {.size = plan.cluster,
@@ -331,7 +334,7 @@ void launch_combine(Plan const& plan, Problem const& problem, Arguments const& a
   std::int64_t candidates = 0;
   for (std::size_t i = 0; i < plan.kernels.size(); ++i) {
     KernelPlan const& kernel = plan.kernels[i];
-    if (!kernel.may_split) { continue; }
+    if (!kernel.may_split || kernel.shares_parts) { continue; }
     SplitCombineTask& task = p.task[tasks++];
     task.schedule = schedule_params(plan, kernel, problem, workspace.metadata);
     task.partial = workspace.partial[i];
@@ -372,22 +375,26 @@ void launch(Plan const& plan, Problem const& problem, Arguments const& args, Str
   }
   bool may_split = false;
   bool first = true;
-  bool const decode_first = card_share(plan, plan.kernels.back()) == CardShare::kLeaves;
+  bool decodes = false;
+  bool const decode_first = plan.kernels.size() > 1 && card_share(plan, plan.kernels[1]) == CardShare::kLeaves;
   for (std::size_t n = 0; n < plan.kernels.size(); ++n) {
     std::size_t const i = decode_first ? plan.kernels.size() - 1 - n : n;
     KernelPlan const& kernel = plan.kernels[i];
     KernelEntry const& entry = find_kernel(kernel.family, plan.dtype, kernel.tile);
     AttentionParams params = attention_params(plan, kernel, problem, args, workspace, workspace.partial[i]);
     params.wait_at_start = first;  // kernels after it start when it has waited
+    // Two decode kernels draw from one counter.
+    bool const decodes_again = decodes && kernel.family == KernelFamily::kDecode;
     launch_kernel(entry.function,
                   {.device = args.q.device,
                    .grid = dim3(static_cast<unsigned>(kernel.ctas)),
                    .threads = entry.threads,
                    .shared_bytes = entry.shared_bytes,
-                   .start = plan.starts_early ? Start::kOverlap : Start::kAfter,
+                   .start = plan.starts_early && !decodes_again ? Start::kOverlap : Start::kAfter,
                    .cluster = std::max(1, plan.cluster)},
                   &params, stream, "the launch of the attention kernel failed");
     first = false;
+    decodes = decodes || kernel.family == KernelFamily::kDecode;
     may_split = may_split || kernel.may_split;
   }
   if (may_split) { launch_combine(plan, problem, args, workspace, stream); }

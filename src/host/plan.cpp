@@ -128,7 +128,9 @@ std::string Plan::explain() const {
           ? std::string("plan: nothing to run\n")
           : concat("plan: ", family_name(kernel), " kernel, ", dtype_name(dtype), ", tile ", tile.rows, "x", tile.keys,
                    ", ", listed ? "up to " : "", tiles, " tiles on ", ctas, " blocks",
-                   kernels.size() > 1 ? concat(", and a ", family_name(kernels[1].family), " kernel") : "", "\n");
+                   kernels.size() > 1 ? concat(", and ", kernels.size() == 2 ? "a decode kernel" : "2 decode kernels")
+                                      : "",
+                   "\n");
   for (std::string const& reason : reasons) {
     std::size_t const colon = reason.find(':');
     std::string decision = reason.substr(0, colon);

@@ -99,12 +99,11 @@ bool may_share_tiles(PlanRequest const& request) {
          request.rows_of_sequence() <= kMostMergeRows;
 }
 
-// A split of fixed size holds every tile, so that none is cut.
+}  // namespace
+
 bool fits_one_split(PlanRequest const& request, TileConfig const& tile) {
   return request.problem.mask.cp_world <= 1 && request.most_keys_of_tile(tile) <= kFixedSplitKeys;
 }
-
-}  // namespace
 
 // Thread blocks that share each tile, where there is one for each sequence and group of heads and all of them run at
 // once, or are short, or are drawn; 0: a schedule is better. Sequences that are much longer than the others would leave
@@ -114,6 +113,7 @@ int cluster_size(PlanRequest const& request) {
   testing::ForcedPlan const& forced = request.forced;
   bool const forces_splits = forced.num_splits >= 2 && forced.cluster <= 0;
   if (!request.decodes() || forces_splits || forced.ctas > 0 || forced.cluster < 0) { return 0; }
+  if (request.mixes_decode_tiles()) { return 0; }
   TileConfig const tile = request.tile_row(request.decode_use()).tile;
   if (problem.batch_invariant && !fits_one_split(request, tile)) { return 0; }
   TileShare const share = share_of_tile(request, tile, may_share_tiles(request));
@@ -143,7 +143,7 @@ bool draws_tiles(PlanRequest const& request) {
 
 void plan_clusters(PlanRequest const& request, Plan& plan) {
   take_scheduled_packing(request, plan);
-  KernelPlan& kernel = add_kernel(request, plan, KernelFamily::kDecode, false);
+  KernelPlan& kernel = add_kernel(request, plan, request.decode_use(), false);
   int const most = request.most_ctas(kernel.tile);
   int const of_tile = share_of_tile(request, kernel.tile, may_share_tiles(request)).clusters;
   std::int64_t const ctas = kernel.most_tiles * plan.cluster * of_tile;

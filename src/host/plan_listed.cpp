@@ -61,6 +61,7 @@ void choose_workspace(Problem const& problem, Plan& plan) {
   std::int64_t parts = 0;
   std::int64_t partial = 0;
   for (KernelPlan const& kernel : plan.kernels) {
+    if (kernel.shares_parts) { continue; }
     partial += partial_bytes(kernel, problem.head_dim_v);
     parts += kernel.partial_slots;
   }
@@ -94,12 +95,11 @@ void take_scheduled_packing(PlanRequest const& request, Plan& plan) {
                                  : concat(plan.packed_heads, " heads of q for each of k share a tile"));
 }
 
-KernelPlan& add_kernel(PlanRequest const& request, Plan& plan, KernelFamily family, bool may_split) {
+KernelPlan& add_kernel(PlanRequest const& request, Plan& plan, TileUse use, bool may_split) {
   Problem const& problem = request.problem;
-  bool const decode = family == KernelFamily::kDecode;
+  bool const decode = use == TileUse::kDecode || use == TileUse::kFewRows;
+  KernelFamily const family = decode ? KernelFamily::kDecode : KernelFamily::kPrefill;
   bool const decodes = request.decodes();
-  TileUse const many = may_split || problem.keys == KeyLayout::kPaged ? TileUse::kRagged : TileUse::kWhole;
-  TileUse const use = decode ? request.decode_use() : request.many_use() == TileUse::kCapped ? TileUse::kCapped : many;
   bool const forced = request.forces_tile();
   TileRow const* row = &request.tile_row(use);
   if (forced) {
@@ -127,29 +127,57 @@ KernelPlan& add_kernel(PlanRequest const& request, Plan& plan, KernelFamily fami
   }
   bool const one_of_two = problem.ragged && kernel.may_split && !decodes;
   because(plan, "tile",
-          !one_of_two ? ""
-          : decode    ? "sequences with few queries: "
-                      : "the others: ",
+          use == TileUse::kFewRows && request.mixes_decode_tiles() ? "sequences with up to 16 query rows: "
+          : !one_of_two                                            ? ""
+          : decode                                                 ? "sequences with few queries: "
+                                                                   : "the others: ",
           family_name(family), " ", kernel.tile, ": ", forced ? "forced" : row->why);
   because(plan, "grid", kernel.ctas, " blocks of ", kernel.threads, " threads for up to ", kernel.most_tiles, " tiles");
   plan.tiles += kernel.most_tiles;
   return plan.kernels.emplace_back(kernel);
 }
 
+namespace {
+
+TileUse prefill_use(PlanRequest const& request, bool may_split) {
+  if (request.many_use() == TileUse::kCapped) { return TileUse::kCapped; }
+  return may_split || request.problem.keys == KeyLayout::kPaged ? TileUse::kRagged : TileUse::kWhole;
+}
+
+// One kernel, or one for the sequences with up to 16 rows and one for those with more: both look through all of them,
+// one after the other, and leave parts of tiles in the same slots.
+void add_decode_kernels(PlanRequest const& request, Plan& plan, bool may_split) {
+  TileUse const use = request.decode_use();
+  if (!request.mixes_decode_tiles()) {
+    add_kernel(request, plan, use, may_split);
+    return;
+  }
+  int const most_queries = kMostFewRows / plan.packed_heads;
+  KernelPlan& few = add_kernel(request, plan, TileUse::kFewRows, may_split);
+  few.most_queries = most_queries;
+  few.shares_parts = true;
+  plan.tiles -= few.most_tiles;  // those of the other one
+  add_kernel(request, plan, use, may_split).least_queries = most_queries + 1;
+}
+
+}  // namespace
+
 void plan_listed(PlanRequest const& request, Plan& plan) {
   take_scheduled_packing(request, plan);
   bool const forced = plan.fixed_splits || request.forced.num_splits >= 2;
   bool const splits = request.problem.num_splits != 1 || forced;
+  bool const one_split = plan.fixed_splits && fits_one_split(request, request.tile_row(request.decode_use()).tile);
   if (request.decodes()) {
-    add_kernel(request, plan, KernelFamily::kDecode, splits && (forced || !whole_tiles_suffice(request)));
+    add_decode_kernels(request, plan, splits && !one_split && (forced || !whole_tiles_suffice(request)));
   } else {
     bool const known = !plan.fixed_splits && queries_are_known(request.problem);
     bool const cuts = forced || !known || !whole_tiles_fill_grid(request);
-    add_kernel(request, plan, KernelFamily::kPrefill, splits && !plan.fixed_splits && cuts);
+    bool const cut = splits && !plan.fixed_splits && cuts;
+    add_kernel(request, plan, prefill_use(request, cut), cut);
     if (known && splits) { because(plan, "kernels", "one: every sequence has ", request.problem.seqlen_q, " queries"); }
     if (splits && request.problem.ragged && !known) {
-      add_kernel(request, plan, KernelFamily::kDecode, splits);
-      bool const beside = card_share(plan, plan.kernels.back()) == CardShare::kLeaves;
+      add_decode_kernels(request, plan, splits && !one_split);
+      bool const beside = card_share(plan, plan.kernels[1]) == CardShare::kLeaves;
       because(plan, "order",
               beside ? "sequences with few queries first, on the SMs that their bytes need; the others "
                        "beside them, then on all SMs"

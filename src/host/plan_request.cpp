@@ -35,8 +35,15 @@ std::int64_t PlanRequest::l2_budget() const {
 
 // The tile of a sequence must not depend on the others where its bits must not.
 TileUse PlanRequest::decode_use() const {
-  if (decodes() && rows_of_sequence() > kMostFewRows) { return TileUse::kDecode; }
-  return few_queries_use(problem.head_dim, problem.head_dim_v, scheduled_packing(), problem.batch_invariant);
+  bool const few = rows_of_sequence() <= kMostFewRows;
+  if (!few && (decodes() || problem.batch_invariant)) { return TileUse::kDecode; }
+  return few_rows_use(problem.head_dim, problem.head_dim_v, scheduled_packing());
+}
+
+bool PlanRequest::mixes_decode_tiles() const {
+  bool const queries_vary = problem.packed_q || problem.seqused_q;
+  return problem.batch_invariant && queries_vary && !forces_tile() && rows_of_sequence() > kMostFewRows &&
+         few_rows_use(problem.head_dim, problem.head_dim_v, scheduled_packing()) == TileUse::kFewRows;
 }
 
 SequenceWork PlanRequest::work_of_sequence(TileConfig const& tile) const {

@@ -49,6 +49,9 @@ struct PlanRequest {
   std::int64_t rows_of_sequence() const { return std::int64_t{problem.seqlen_q} * scheduled_packing(); }
   bool decodes() const { return rows_of_sequence() <= kSlabRows; }
   TileUse decode_use() const;
+  // Whether some sequences may have so few query rows that they take another tile than decode_use(), since their tile
+  // must not depend on how many others may have.
+  bool mixes_decode_tiles() const;
   TileUse many_use() const { return problem.softcap == 0.0F ? TileUse::kRagged : TileUse::kCapped; }
 
   // Of the longest sequence that there may be: tiles, and their key blocks or splits of fixed size.
@@ -75,6 +78,8 @@ void plan_dense(PlanRequest const& request, Plan& plan);
 // `listed` whether tiles are drawn in the order of the schedule.
 int cluster_size(PlanRequest const& request);
 bool draws_tiles(PlanRequest const& request);
+// A split of fixed size holds every tile of few queries, so that none is cut.
+bool fits_one_split(PlanRequest const& request, TileConfig const& tile);
 void plan_clusters(PlanRequest const& request, Plan& plan);
 
 // plan_listed.cpp: a schedule shares the tiles out.
@@ -85,7 +90,7 @@ void plan_listed(PlanRequest const& request, Plan& plan);
 // Packing, workspace and one kernel of a plan that is not dense.
 void take_scheduled_packing(PlanRequest const& request, Plan& plan);
 void choose_workspace(Problem const& problem, Plan& plan);
-KernelPlan& add_kernel(PlanRequest const& request, Plan& plan, KernelFamily family, bool may_split);
+KernelPlan& add_kernel(PlanRequest const& request, Plan& plan, TileUse use, bool may_split);
 
 template <class... Parts>
 void because(Plan& plan, char const* decision, Parts const&... parts) {

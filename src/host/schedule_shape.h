@@ -24,15 +24,20 @@ constexpr int scheduled_packing(int heads_q, int heads_k) {
   return packed;
 }
 
-// The tile of sequences with few queries where the batch may hold others. One of 16 rows reads faster; where bits must
-// not depend on the bound of the call, it is that of 64, as in a call whose sequences all have few. O^T of 96 columns
-// is no multiple of 64: for them only the tile of 64 rows was built.
-inline TileUse few_queries_use(int head_dim, int head_dim_v, int packed_heads, bool fixed_splits) {
-  if (fixed_splits || packed_heads > kMostFewRows) { return TileUse::kDecode; }
+// The tile of sequences with at most kMostFewRows query rows: that of 16, which reads faster than that of 64. O^T of 96
+// columns is no multiple of 64: for them only the tile of 64 rows was built.
+inline TileUse few_rows_use(int head_dim, int head_dim_v, int packed_heads) {
+  if (packed_heads > kMostFewRows) { return TileUse::kDecode; }
   TileRow const* const few = find_tile(head_dim, head_dim_v, TileUse::kFewRows);
   TileRow const* const many = find_tile(head_dim, head_dim_v, TileUse::kDecode);
   bool const alike = few != nullptr && many != nullptr && few->tile.head_dim == many->tile.head_dim;
   return alike && few->tile.head_dim_v == many->tile.head_dim_v ? TileUse::kFewRows : TileUse::kDecode;
+}
+
+// The tile that holds the sequences which a schedule counts as those with few queries. Splits of fixed size are for all
+// with up to 64 rows, of which those with up to 16 have a kernel of their own: a split has as many keys in both.
+inline TileUse few_queries_use(int head_dim, int head_dim_v, int packed_heads, bool fixed_splits) {
+  return fixed_splits ? TileUse::kDecode : few_rows_use(head_dim, head_dim_v, packed_heads);
 }
 
 // Tiles of `tile` as the schedule counts them. Prefill tiles are never cut by fixed splits: there are enough of them.
@@ -42,10 +47,20 @@ constexpr TileShape tile_shape(TileConfig const& tile, int packed_heads, bool fi
           fixed_splits ? (decode ? kFixedSplitKeys / tile.keys : 1 << 30) : 0};
 }
 
+inline bool has_prefill(Plan const& plan) { return plan.kernels.front().family == KernelFamily::kPrefill; }
+
+// Which of the sequences a kernel looks through.
+inline Places places_of(Plan const& plan, KernelPlan const& kernel) {
+  if (plan.kernels.size() == 1 || !has_prefill(plan)) { return Places::kAll; }
+  return kernel.family == KernelFamily::kPrefill ? Places::kPrefill : Places::kDecode;
+}
+
 // A decode kernel is bound by memory, which it does not need all SMs for: beside a prefill kernel it leaves some, where
-// one of its CTAs takes a whole SM, so that an SM without one has room for a CTA of the other kernel.
+// one of its CTAs takes a whole SM, so that an SM without one has room for a CTA of the other kernel. Of two decode
+// kernels that of fewer rows does so; the other one, which mostly finds nothing, runs before both.
 inline CardShare card_share(Plan const& plan, KernelPlan const& kernel) {
-  if (plan.kernels.size() != 2 || plan.kernels[1].tile.per_sm > 1) { return CardShare::kAll; }
+  bool const beside = plan.kernels.size() > 1 && has_prefill(plan) && plan.kernels[1].tile.per_sm == 1;
+  if (!beside || kernel.least_queries > 0) { return CardShare::kAll; }
   return kernel.family == KernelFamily::kDecode ? CardShare::kLeaves : CardShare::kTakes;
 }
 

@@ -95,7 +95,7 @@ __device__ __forceinline__ void publish(AttentionParams const& params, typename 
       source.next(item, sequence, draw);
       work.last = item.place < 0;
       if (!work.last) { work = tile_work(params, Traits::kConsumerWarpgroups, Traits::kKeys, item, sequence); }
-    } while (!work.last && work.queries.last < work.queries.first);
+    } while (!work.last && (work.queries.last < work.queries.first || (Traits::kDecode && !params.takes(sequence))));
     behind_long_item = work.range.blocks() >= kLongItem;
     work.announces_loads = Traits::kDecode && Source::kDraws && behind_long_item;
     __syncwarp();  // every lane has waited, then one writes

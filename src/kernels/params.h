@@ -106,8 +106,14 @@ struct AttentionParams {
   int keys_in_l2 = 1;        // of one head: how many keys and values leave room in L2 for other data
   int sharing = 1;           // head groups that read the same K and V
   bool listed = false;       // work comes from `schedule`, not from `scheduler`
+  int least_queries = 0;     // of the sequences that this kernel takes; the others of its list are another one's
+  int most_queries = 0;
   ClusterParams cluster;
   bool wait_at_start = false;  // for the kernel before, whose results are read
+
+  HA_HOST_DEVICE constexpr bool takes(Sequence const& sequence) const {
+    return least_queries <= sequence.len.q && sequence.len.q <= most_queries;
+  }
 };
 
 }  // namespace hopper_attention

@@ -51,10 +51,10 @@ inline SchedulerParams make_scheduler_params(int batch, int head_groups, int m_b
 }
 
 // Item `index` of the list: pass by pass, in a pass query block by query block, in a query block head by head. Passes
-// alternate in direction, so that the length of the tiles changes slowly along the whole list. If every pass began with
-// the longest tiles, passes of about two rounds would hand all of these to the same CTAs: the busiest one had 1.2 times
-// the mean work in a causal call of 16k tokens on 132 SMs and 1.7 times with head dim 256 at 4k; it is at most 1.08
-// times so.
+// alternate in direction, so that the length of the tiles changes slowly along the whole list; only where each tile has
+// a CTA of its own do all begin with the longest tiles. In a persistent grid that would hand, in passes of about two
+// rounds, all of these to the same CTAs: the busiest one had 1.2 times the mean work in a causal call of 16k tokens on
+// 132 SMs and 1.7 times with head dim 256 at 4k; it is at most 1.08 times so.
 HA_HOST_DEVICE constexpr Tile tile_at(SchedulerParams const& p, int index) {
   int const pass = p.tiles_per_pass.quotient(index);
   int const in_pass = index - pass * p.tiles_per_pass.divisor;

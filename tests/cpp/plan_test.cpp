@@ -454,8 +454,8 @@ TEST_CASE(
     std::vector<bool> may_split;
     for (KernelPlan const& kernel : plan(p, card(c.sms)).kernels) { may_split.push_back(kernel.may_split); }
     CHECK(may_split == c.may_split);
-    p.batch_invariant = true;
-    CHECK(plan(p, card(132)).kernels.size() == 2);
+    p.batch_invariant = true;  // those with up to 16 rows have a kernel of their own where there may be some
+    CHECK(plan(p, card(132)).kernels.size() == (p.packed_q || p.seqused_q ? 3 : 2));
   }
 }
 
@@ -479,7 +479,13 @@ TEST_CASE("plan: lengths on the device ask for the kernels of both classes, or f
                         Case{"one query more", 17, 0, false, {kPrefill, kDecode}, {true, true}},
                         Case{"one part: the large tiles do for all", 1000, 1, false, {kPrefill}, {false}},
                         Case{"one part and few queries", 16, 1, false, {kDecode}, {false}},
-                        Case{"batch invariance splits few queries", 1000, 1, true, {kPrefill, kDecode}, {false, true}},
+                        Case{"batch invariance splits few queries, and has two tiles for them",
+                             1000,
+                             1,
+                             true,
+                             {kPrefill, kDecode, kDecode},
+                             {false, true, true}},
+                        Case{"batch invariance, more than 16 rows", 5, 1, true, {kDecode, kDecode}, {true, true}},
                         Case{"batch invariance, few queries", 1, 7, true, {kDecode}, {true}}}) {
     CAPTURE(c.why);
     Problem p = ragged(c.seqlen_q, 4096, 128);
@@ -530,9 +536,9 @@ TEST_CASE("plan: tiles of a ragged call follow from the head dims and the class 
           bool const known = find_tile(head_dim, head_dim, TileUse::kFewRows)->tile.head_dim ==
                              find_tile(head_dim, head_dim, TileUse::kDecode)->tile.head_dim;
           // Beside prefill those with few queries are those that 16 rows hold; without, all may have as many as 64
-          // hold.
-          bool const many_without_prefill = 4 * seqlen_q > 16 && 4 * seqlen_q <= 64;
-          bool const few = !many_without_prefill && !batch_invariant && known;
+          // hold. Here all sequences have the same number of queries, so that none has fewer than the others.
+          bool const many_without_prefill = 4 * seqlen_q > 16 && (4 * seqlen_q <= 64 || batch_invariant);
+          bool const few = !many_without_prefill && known;
           for (KernelPlan const& kernel : plan(p, card(114)).kernels) {
             TileUse const decode = few ? TileUse::kFewRows : TileUse::kDecode;
             TileUse const use = kernel.family == KernelFamily::kDecode ? decode
@@ -572,7 +578,7 @@ TEST_CASE("plan: batch invariance has room for every split of the sequences with
   Problem p = ragged(8192, 8192, 128, 8);
   p.batch_invariant = true;
   Plan const made = plan(p, card(132));
-  KernelPlan const& decode = made.kernels.at(1);
+  KernelPlan const& decode = made.kernels.back();
   CHECK(decode.most_tiles == 8 * 8);
   CHECK(decode.partial_slots == 8 * 8 * 5);  // 2048 keys each, and one more where a page does not begin a block
   CHECK(made.kernels.at(0).partial_slots == 0);
@@ -749,20 +755,41 @@ TEST_CASE("plan: with batch invariance, metadata serve packed queries that all c
 }
 
 TEST_CASE(
-    "plan: batch invariance keeps the tile of 64 rows and the splits of fixed size, of which one is a whole tile") {
+    "plan: batch invariance has splits of fixed size, of which one is a whole tile, and a tile for up to 16 rows") {
+  int mixed = 0;
   for (Problem p : decode_problems()) {
-    p.batch_invariant = true;
-    Plan const made = plan(p, card(132));
-    bool const whole = p.seqlen_k <= 2048 && p.seqlen_q * (p.heads_q / p.heads_k) <= 64;
-    CHECK(made.cluster == (whole ? 1 : 0));
-    CHECK(made.fixed_splits);
-    CHECK((made.listed || whole));
-    CHECK((!whole || !made.kernels.front().may_split));
-    TileConfig const& tile = find_tile(p.head_dim, p.head_dim_v, TileUse::kDecode)->tile;
-    for (KernelPlan const& kernel : made.kernels) {
-      CHECK((kernel.family == KernelFamily::kPrefill || kernel.tile == tile));
+    for (bool const packed_q : {false, true}) {
+      if (packed_q && !p.ragged) { continue; }
+      p.batch_invariant = true;
+      p.packed_q = packed_q;
+      p.total_q = std::int64_t{p.batch} * p.seqlen_q;
+      Plan const made = plan(p, card(132));
+      TileConfig const& few = find_tile(p.head_dim, p.head_dim_v, TileUse::kFewRows)->tile;
+      TileConfig const& many = find_tile(p.head_dim, p.head_dim_v, TileUse::kDecode)->tile;
+      bool const known = few.head_dim == many.head_dim;
+      int const rows = p.seqlen_q * (p.heads_q / p.heads_k);
+      bool const two = known && packed_q && rows > 16;  // sequences may have fewer queries than the bound
+      bool const whole = p.seqlen_k <= 2048 && rows <= 64;
+      mixed += two;
+      CHECK(made.cluster == (whole && !two ? 1 : 0));
+      CHECK(made.fixed_splits);
+      CHECK((made.listed || whole));
+      CHECK((!whole || !made.kernels.front().may_split));
+      std::size_t decode_kernels = 0;
+      for (KernelPlan const& kernel : made.kernels) {
+        if (kernel.family == KernelFamily::kPrefill) { continue; }
+        ++decode_kernels;
+        bool const of_few = known && (rows <= 16 || kernel.shares_parts);
+        CHECK(kernel.tile == (of_few ? few : many));
+        int const most_few = 16 / (p.heads_q / p.heads_k);
+        CHECK(kernel.least_queries == (two && !of_few ? most_few + 1 : 0));
+        CHECK((kernel.most_queries == most_few) == (two && of_few));
+      }
+      CHECK(decode_kernels == (two ? 2 : rows <= 64 || p.ragged ? 1 : 0));
+      CHECK((!two || made.kernels.back().least_queries > 0));  // the one whose slots both use
     }
   }
+  CHECK(mixed > 100);
 }
 
 TEST_CASE("tiles: a schedule counts the blocks of a call whichever of the two decode tiles it uses") {

@@ -69,9 +69,7 @@ ScheduleParams schedule_of(Call& call, KernelPlan const& kernel) {
   ScheduleParams p;
   p.metadata = call.problem.ragged ? call.metadata.data() : nullptr;
   p.batch = call.problem.batch;
-  p.places = plan.kernels.size() == 1                  ? Places::kAll
-             : kernel.family == KernelFamily::kPrefill ? Places::kPrefill
-                                                       : Places::kDecode;
+  p.places = places_of(plan, kernel);
   p.alike = sequence_work(shape, call.problem.mask, {call.problem.seqlen_q, call.problem.seqlen_k});
   int const head_groups = call.problem.heads_q / plan.packed_heads;
   p.share = card_share(plan, kernel);
@@ -101,6 +99,8 @@ AttentionParams params_of(Call& call, KernelPlan const& kernel) {
   p.keys_in_l2 = call.plan.keys_in_l2;
   p.sharing = sharing;
   p.listed = call.plan.listed;
+  p.least_queries = kernel.least_queries;
+  p.most_queries = kernel.most_queries;
   if (call.plan.cluster > 0) {
     p.cluster.size = call.plan.cluster;
     p.cluster.of_tile = clusters_of_tile(kernel);
@@ -360,10 +360,10 @@ struct Part {
   int slot;
 };
 
-std::map<TileName, std::vector<Part>> parts_of_tiles(std::vector<Done> const& done) {
+std::map<TileName, std::vector<Part>> parts_of_tiles(AttentionParams const& params, std::vector<Done> const& done) {
   std::map<TileName, std::vector<Part>> tiles;
   for (Done const& d : done) {
-    if (d.work.queries.last < d.work.queries.first) { continue; }
+    if (d.work.queries.last < d.work.queries.first || !params.takes(d.work.sequence)) { continue; }
     tiles[{d.work.sequence.batch, d.work.head, d.item.m}].push_back(
         {d.work.range.begin, d.work.range.end, d.work.slot});
   }
@@ -387,7 +387,7 @@ std::string coverage_fault(Call const& call, KernelPlan const& kernel, Attention
     Sequence const sequence = sequence_at(call.sequences, b);
     bool const mine =
         call.plan.kernels.size() == 1 || (sequence.len.q <= few) == (kernel.family == KernelFamily::kDecode);
-    if (!mine) { continue; }
+    if (!mine || !params.takes(sequence)) { continue; }
     for (int m = 0; m * queries < sequence.len.q; ++m) {
       int const last_row = std::min((m + 1) * queries, sequence.len.q) - 1;
       BlockRange const all = block_range(call.problem.mask, m * queries, last_row, sequence.len, kernel.tile.keys,
@@ -508,6 +508,7 @@ std::string run_clusters(AttentionParams const& params, KernelPlan const& kernel
 
 struct Seen {
   int by_units = 0, by_tiles = 0, fixed = 0, alike = 0, parted = 0, two_kernels = 0, clusters = 0, drawn = 0;
+  int two_decode_kernels = 0;
 };
 
 // Units of the busiest CTA, over those of all.
@@ -587,11 +588,31 @@ std::string cluster_fault(Call& call, KernelPlan const& kernel, Random& random, 
   std::vector<Done> done;
   std::string fault =
       draws ? run_kernel(params, kernel, random, Turn::kRandom, done) : run_clusters(params, kernel, done);
-  auto const tiles = parts_of_tiles(done);
+  auto const tiles = parts_of_tiles(params, done);
   if (fault.empty()) { fault = coverage_fault(call, kernel, params, tiles); }
   if (fault.empty() && draws) { fault = order_fault(call, done); }
   if (fault.empty() && kernel.may_split) { fault = combine_fault(call, kernel, tiles); }
   return fault;
+}
+
+// Of two decode kernels, each sequence belongs to one.
+std::string share_of_decode_fault(Call& call) {
+  for (int b = 0; b < call.problem.batch; ++b) {
+    Sequence const sequence = sequence_at(call.sequences, b);
+    int takers = 0;
+    int decode_kernels = 0;
+    for (KernelPlan const& kernel : call.plan.kernels) {
+      if (kernel.family != KernelFamily::kDecode) { continue; }
+      ++decode_kernels;
+      takers += params_of(call, kernel).takes(sequence);
+      bool const fits = sequence.len.q * call.plan.packed_heads <= kernel.tile.rows;
+      if (kernel.shares_parts && params_of(call, kernel).takes(sequence) && !fits) {
+        return "more rows than the tile has";
+      }
+    }
+    if (decode_kernels > 0 && takers != 1) { return "a sequence of " + std::to_string(takers) + " kernels"; }
+  }
+  return "";
 }
 
 std::string call_fault(Call& call, Random& random, Seen& seen) {
@@ -603,6 +624,8 @@ std::string call_fault(Call& call, Random& random, Seen& seen) {
   if (!call.plan.listed) { return ""; }
   seen.two_kernels += call.plan.kernels.size() == 2;
   seen.alike += !call.problem.ragged;
+  std::map<TileName, std::vector<Part>> of_few;  // of the first of two decode kernels
+  if (std::string const fault = share_of_decode_fault(call); !fault.empty()) { return fault; }
   for (KernelPlan const& kernel : call.plan.kernels) {
     AttentionParams const params = params_of(call, kernel);
     Schedule const schedule(params.schedule);
@@ -612,11 +635,18 @@ std::string call_fault(Call& call, Random& random, Seen& seen) {
     std::vector<Done> done;
     std::string fault = run_kernel(params, kernel, random, Turn::kRandom, done);
     if (!fault.empty()) { return fault; }
-    auto const tiles = parts_of_tiles(done);
+    auto const tiles = parts_of_tiles(params, done);
     fault = coverage_fault(call, kernel, params, tiles);
     if (fault.empty()) { fault = slot_fault(done); }
     if (fault.empty()) { fault = card_share_fault(params, kernel, random, done); }
-    if (fault.empty() && kernel.may_split) { fault = combine_fault(call, kernel, tiles); }
+    if (kernel.shares_parts) {
+      ++seen.two_decode_kernels;
+      of_few = tiles;
+    } else if (fault.empty() && kernel.may_split) {
+      auto all = tiles;
+      all.insert(of_few.begin(), of_few.end());
+      fault = combine_fault(call, kernel, all);
+    }
     bool const by_units = schedule.by_units();
     bool const fixed = params.schedule.fixed_splits && by_units;
     if (fault.empty() && by_units) { fault = share_fault(params, kernel, random, tiles); }
@@ -637,7 +667,7 @@ std::map<int, std::vector<std::pair<int, int>>> cuts_of(Call& call, int b, Rando
     std::vector<Done> done;
     AttentionParams const params = params_of(call, kernel);
     REQUIRE(run_kernel(params, kernel, random, Turn::kRandom, done) == "");
-    for (auto const& [name, parts] : parts_of_tiles(done)) {
+    for (auto const& [name, parts] : parts_of_tiles(params, done)) {
       auto const [sequence, head, m] = name;
       if (sequence != b || head != 0) { continue; }
       for (Part const& part : parts) { cuts[m].emplace_back(part.begin, part.end); }
@@ -665,6 +695,7 @@ TEST_CASE("schedule: random calls compute every key block of every query block o
   CHECK(seen.fixed > 50);
   CHECK(seen.alike > 20);
   CHECK(seen.two_kernels > 50);
+  CHECK(seen.two_decode_kernels > 20);
   CHECK(seen.parted > 1000);
   CHECK(seen.clusters > 20);
   CHECK(seen.drawn > 5);
@@ -731,7 +762,7 @@ TEST_CASE(
     drawn += draws;
     REQUIRE((draws ? run_kernel(params, kernel, random, Turn::kRandom, done) : run_clusters(params, kernel, done)) ==
             "");
-    auto const tiles = parts_of_tiles(done);
+    auto const tiles = parts_of_tiles(params, done);
     REQUIRE(coverage_fault(call, kernel, params, tiles) == "");
     if (kernel.may_split) { REQUIRE(combine_fault(call, kernel, tiles) == ""); }
     for (Done const& d : done) { idle += d.work.range.empty(); }

@@ -29,6 +29,7 @@ RERUNS = 60
 MIXED = {"q_lengths": (1, 200, 1, 0, 5, 33, 1, 64), "k_lengths": (900, 200, 0, 70, 2000, 300, 6000, 64)}
 DECODE = {"q_lengths": (1,) * 9, "k_lengths": (1, 70, 128, 129, 500, 0, 9000, 3000, 64)}
 SPECULATE = {"q_lengths": (4,) * 5, "k_lengths": (4, 700, 64, 2300, 5000)}
+FEW = {"q_lengths": (1, 4, 5, 8, 16, 0), "k_lengths": (2500, 5000, 70, 9000, 4100, 30)}  # up to 64 rows; 16 are few
 PROMPTS = {"q_lengths": (300, 1000, 70, 1), "k_lengths": (300, 1000, 2000, 1)}
 
 CASES = [
@@ -41,6 +42,8 @@ CASES = [
     Batch("decode, dense cache", **DECODE, keys="dense", call="cache", dense_q=True, batch_idx=True),
     Batch("decode with left padding", **DECODE, keys="dense", call="cache", dense_q=True, leftpad=40),
     Batch("4 queries, pages of 64", **SPECULATE, keys="paged", page_size=64, call="cache", dense_q=True, causal=True),
+    Batch("up to 64 rows", **FEW, keys="paged", causal=True),
+    Batch("up to 64 rows in a window, sinks", **FEW, window=(3000, 0), sinks="fp32"),
     Batch("prompts", **PROMPTS, keys="paged", page_size=128, causal=True),
     Batch("d 64, softcap", **MIXED, keys="paged", head_dim=64, softcap=20.0, causal=True),
     Batch("fp16, d 256", **MIXED, keys="paged", head_dim=256, dtype="fp16", causal=True),
