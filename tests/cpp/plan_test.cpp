@@ -488,7 +488,7 @@ TEST_CASE("plan: lengths on the device ask for the kernels of both classes, or f
                         Case{"batch invariance, more than 16 rows", 5, 1, true, {kDecode, kDecode}, {true, true}},
                         Case{"batch invariance, few queries", 1, 7, true, {kDecode}, {true}}}) {
     CAPTURE(c.why);
-    Problem p = ragged(c.seqlen_q, 4096, 128);
+    Problem p = ragged(c.seqlen_q, 8192, 128);
     p.num_splits = static_cast<int>(c.num_splits);
     p.batch_invariant = c.batch_invariant;
     p.seqused_q = true;  // sequences may have fewer queries than the bound says
@@ -580,7 +580,7 @@ TEST_CASE("plan: batch invariance has room for every split of the sequences with
   Plan const made = plan(p, card(132));
   KernelPlan const& decode = made.kernels.back();
   CHECK(decode.most_tiles == 8 * 8);
-  CHECK(decode.partial_slots == 8 * 8 * 5);  // 2048 keys each, and one more where a page does not begin a block
+  CHECK(decode.partial_slots == 8 * 8 * 3);  // 4096 keys each, and one more where a page does not begin a block
   CHECK(made.kernels.at(0).partial_slots == 0);
 }
 
@@ -731,7 +731,7 @@ TEST_CASE("plan: a few long tiles are shared by several clusters, whose results 
 }
 
 TEST_CASE("plan: with batch invariance, metadata serve packed queries that all count, on one rank") {
-  Problem p = ragged(1, 4096, 128, 4);
+  Problem p = ragged(1, 8192, 128, 4);
   p.has_metadata = p.batch_invariant = true;
   for (bool const packed : {false, true}) {
     for (bool const seqused : {false, true}) {
@@ -769,7 +769,7 @@ TEST_CASE(
       bool const known = few.head_dim == many.head_dim;
       int const rows = p.seqlen_q * (p.heads_q / p.heads_k);
       bool const two = known && packed_q && rows > 16;  // sequences may have fewer queries than the bound
-      bool const whole = p.seqlen_k <= 2048 && rows <= 64;
+      bool const whole = p.seqlen_k <= 4096 && rows <= 64;
       mixed += two;
       CHECK(made.cluster == (whole && !two ? 1 : 0));
       CHECK(made.fixed_splits);

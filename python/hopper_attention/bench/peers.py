@@ -158,14 +158,13 @@ class OursWithoutMetadata(Ours):
 
 
 class OursBatchInvariant(Ours):
-    """What batch_invariant costs, where the batch is not small."""
+    """What batch_invariant costs."""
 
     name = "ours, batch_invariant"
     extra: ClassVar[dict[str, Any]] = {"batch_invariant": True}
 
     def refusal(self, case: Case) -> str:
-        wanted = case.suite in ("decode", "mixed") and case.batch >= 32
-        return "" if wanted else "for decode and mixed batches of 32 and more"
+        return "" if case.suite in ("decode", "mixed") else "for decode and mixed batches"
 
 
 class OursDense(Ours):
