@@ -50,10 +50,11 @@ def test_parts_share_the_numbers():
 
 def test_merging():
     a = result(3, ["x"], worst_error=1.5, calls=2, least_room=5.0, note="first")
-    b = result(4, [], worst_error=2.5, calls=3, least_room=1.0, note="second")
+    b = {**result(4, [], worst_error=2.5, calls=3, least_room=1.0, note="second"), "unfinished": ["z"]}
     assert merged([a, b]) == {
         "cases": 7,
         "failures": ["x"],
+        "unfinished": ["z"],
         "figures": {"worst error": 2.5, "calls": 5, "least room": 1.0, "note": "first"},
     }
     failures = Failures()
@@ -69,6 +70,9 @@ SECTIONS = {
     "dies": "import os, signal; print('last words', flush=True); os.kill(os.getpid(), signal.SIGKILL)",
     "hangs": "import time; time.sleep(600)",
     "idle": "return result(0)",
+    "slow": "return result(1)",
+    "half": "return {**result(sum(1 for _ in budget.numbers())), 'unfinished': ['graph 3: 40 of 100 replays']}",
+    "beside_fa3": "return {**result(1), 'count': 1}",
 }
 
 
@@ -125,6 +129,29 @@ def test_sections_that_fail(runner, name, said):
     assert said in found[name]["failures"][0]
     assert time.monotonic() - began < 60
     assert name != "hangs" or "time.sleep" in found[name]["failures"][0] or "run" in found[name]["failures"][0]
+
+
+@pytest.mark.parametrize(("name", "said"), [("slow", "3 of 10 cases"), ("half", "graph 3: 40 of 100 replays")])
+def test_less_than_was_asked_is_a_failure_unless_less_time_was_given(runner, name, said):
+    status, _, found = runner(name)
+    assert status == 1 and said in found[name]["failures"][0]
+    status, _, found = runner(name, "--seconds", "60")
+    assert status == 1
+    status, _, found = runner(name, "--seconds", "5")
+    assert (status, found[name]["failures"]) == (0, [])
+    assert found[name]["figures"]["less was asked for"].startswith(f"5 of 20 s; {said}")
+
+
+def test_fewer_cases_that_were_asked_for_are_said(runner):
+    status, text, found = runner("fine", "--scale", "0.6")
+    assert status == 0 and found["fine"]["count"] == 6
+    assert found["fine"]["figures"]["less was asked for"] == "0.6 of 10 cases" and "less was asked for" in text
+
+
+def test_only_sections_with_fa3_show_its_paths(runner):
+    _, _, found = runner("fine", "beside_fa3", "--fa3", "a.so", "--fa3-py", "a.py")
+    assert found["fine"]["command"] == "tools/reliability fine"
+    assert found["beside_fa3"]["command"] == "tools/reliability beside_fa3 --fa3 a.so --fa3-py a.py"
 
 
 def test_what_is_over_the_limit_is_killed(runner):

@@ -39,13 +39,6 @@ class Hazard:
     tests: tuple[str, ...] = ()
 
 
-# What is known about sections that fail.
-KNOWN = {
-    "soak": "Sinks ended rows by approximations then, which flush results below 2^-126; they do not any more (step 84 of "
-    "[the notes](performance-notes.md)), and that is all in which those sources differ from the ones here. On these the "
-    "soak ran for 190 s: 185,800 calls without a mismatch. Eight minutes of them are to be run.",
-}
-
 ROWS = [
     Row("random_cases", "Random calls of all functions with all features against float64, three gates", "random calls"),
     Row("random_cases_fa3", "FlashAttention-3 on those of these calls that it can run, and ours on the same",
@@ -193,8 +186,7 @@ def page(entries: dict[str, Any], report: dict[str, Any]) -> str:
         lines.append("\n## Failures\n")
         for name, entry in sorted(failing.items()):
             first = entry["failures"][0].strip().splitlines()[0][:300]
-            known = f" {KNOWN[name]}" if name in KNOWN else ""
-            lines.append(f"- `{name}`: {len(entry['failures'])}, the first: `{first.replace('`', '')}`.{known}")
+            lines.append(f"- `{name}`: {len(entry['failures'])}, the first: `{first.replace('`', '')}`")
     lines += ["\n## Hazards\n", "| hazard | what the library does | shown by |", "| --- | --- | --- |"]
     for hazard in HAZARDS:
         shown = [f"[{name}](#{name})" for name in hazard.sections]
