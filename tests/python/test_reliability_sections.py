@@ -5,6 +5,7 @@ passes, and each rejects a defect planted in the calls.
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 import threading
@@ -20,6 +21,7 @@ from reliability import (  # noqa: E402
     big_tensors,
     graphs,
     malformed_metadata,
+    pairs,
     poison,
     reruns,
     sanitizer,
@@ -27,6 +29,7 @@ from reliability import (  # noqa: E402
     threads,
     two_gpus,
 )
+from reliability._engine import random_model  # noqa: E402
 from reliability.harness import Budget  # noqa: E402
 
 SECTIONS = {
@@ -136,9 +139,23 @@ def test_other_bits_in_a_thread_are_seen(monkeypatch):
     assert any("elements differed" in text for text in failures(threads, 16))
 
 
+@pytest.mark.parametrize("late", [threads.LateDense, threads.LateBatch])
+def test_a_call_before_its_late_producer_is_seen(monkeypatch, late):
+    monkeypatch.setattr(late, "produce", lambda self: None)
+    assert any("late producer" in text and "elements differ" in text for text in failures(threads, 8))
+
+
 def test_a_neighbour_that_counts_is_seen(monkeypatch):
     changed(monkeypatch, lambda made, found, n: found[1].add_(made.batch.size))
     assert any("alone" in text for text in failures(batch_invariance, 10))
+
+
+def test_what_is_done_with_a_batch_says_nothing_of_its_splits():
+    """Every kind of comparison with every number of splits, and every kind of poison with every junk id."""
+    found = [(number % 3, batch_invariance.batch_of(number)) for number in range(400)]
+    assert {(n, batch.num_splits) for n, batch in found if batch} == {(n, x) for n in range(3) for x in (0, 1, 7)}
+    ids = {(number % 2, poison.junk_id(poison.batch_of(number))) for number in range(50)}
+    assert ids == {(n, x) for n in range(2) for x in poison.JUNK_IDS}
 
 
 def test_a_graph_that_remembers_its_lengths_is_seen(monkeypatch):
@@ -150,6 +167,33 @@ def test_a_graph_that_remembers_its_lengths_is_seen(monkeypatch):
 
     monkeypatch.setattr(graphs, "Replayed", Stale)
     assert any("elements differ from eager" in text for text in failures(graphs, 4))
+
+
+def test_replays_that_there_was_no_time_for_are_unfinished():
+    class Late(Budget):
+        """Whose time is over after the graph and its first replay."""
+
+        asked = 0
+
+        def left(self) -> float:
+            self.asked += 1
+            return 1.0 if self.asked <= 2 else 0.0
+
+    assert graphs.run(Late(1, 60.0))["unfinished"] == [f"graph 0: 1 of {graphs.replays()} replays"]
+
+
+def test_a_step_allocates_the_rotated_q_of_each_layer_and_nothing_else():
+    models = [random_model(seed, 40) for seed in range(60)]
+    assert {graphs.allowed(m) for m in models if m.rotary} == {1, 3}
+    assert {graphs.allowed(m) for m in models if not m.rotary} == {0}
+
+
+def test_pairs_that_no_call_had_are_unfinished(monkeypatch):
+    found = pairs.run(Budget(2, 60.0))
+    assert pairs.merge([found])["unfinished"] == [] and len(found["seen"]) == len(found["asked"]) > 100
+    monkeypatch.setattr(pairs.test_pairs, "problem_of", lambda number, *rest: "wrong" if number else "")
+    found = pairs.run(Budget(2, 60.0))
+    assert pairs.merge([found])["unfinished"][0].startswith("no right call with {")
 
 
 @pytest.mark.parametrize(
@@ -216,12 +260,59 @@ def test_allocations_between_bands():
     assert int(found.broken()) == 1
 
 
-def test_memory_that_grows_is_seen():
-    watch = soak.Watch(480)
-    watch.samples = [(i / 10, 500.0 + 3 * i, 100.0, 0.0) for i in range(40)]
-    assert any("the host grows by 30" in text for text in watch.problems())
-    watch.samples = [(i / 10, 500.0 + (i < 8) * i, 100.0, 0.0) for i in range(40)]
-    assert not watch.problems()
+def memory(name: str, growth: float, until: float = math.inf, known: float = 1.0, alone: bool = True) -> list[str]:
+    """What a soak of four minutes says if memory of `name` grows by so many MiB a minute until then."""
+    watch = soak.Watch(alone)
+    watch.known = known
+    column = soak.Watch.COLUMNS.index(name)
+    for i in range(41):
+        values = [500.0] * len(soak.Watch.COLUMNS)
+        values[column] += growth * min(i / 10, until)
+        watch.samples.append((i / 10, *values))
+    return watch.problems()
+
+
+@pytest.mark.parametrize("name", soak.Watch.COLUMNS)
+def test_memory_that_grows_is_seen(name):
+    assert memory(name, 30.0) == [f"memory of {name} grows by 30.00 MiB a minute, allowed 4.0"]
+    assert memory(name, 30.0, until=1.0) == [] == memory(name, 0.0)  # caches that fill in the first pass
+    assert "did not come twice" in memory(name, 30.0, known=math.inf)[0]
+    assert "did not come twice" in memory(name, 0.0, known=2.5)[0]
+
+
+def test_memory_beside_torch_is_judged_only_alone():
+    assert memory("GPU beside torch", 30.0, alone=False) == []
+    assert memory("torch reserved", 30.0, alone=False) != []
+    watch = soak.Watch(alone=False)
+    watch.sample()
+    assert "GPU beside torch MiB per minute (not judged, others use the GPU)" in watch.figures()
+
+
+def test_a_second_pass_of_the_soak_with_other_bits_is_seen(monkeypatch):
+    monkeypatch.setattr(soak, "ROUNDS", 2)
+    monkeypatch.setattr(soak, "SAMPLE_EVERY", 2)
+    found = soak.run(Budget(0, 4.0))
+    assert not found["failures"] and found["figures"]["compared with the first pass"] > 0
+    assert found["figures"]["shapes"] == 2 * soak.SHAPES and found["figures"]["graphs"] == 0
+    prints = {}
+    counts = dict.fromkeys(found["figures"], 0) | dict.fromkeys(("compared_with_the_first_pass", "replays"), 0)
+    assert soak.one_round(1, [None], counts, prints)[1] == ""
+    prints[1, 3][1] += 1
+    assert "other bits than in the first pass" in soak.one_round(1, [None], counts, prints)[1]
+
+
+def test_fingerprints_see_values_and_places():
+    out, lse = torch.arange(6, dtype=torch.bfloat16), torch.arange(3, dtype=torch.float32)
+    prints = [soak.fingerprint(x) for x in ((out, lse), (out.flip(0), lse), (out, lse + 1), (out, lse))]
+    assert prints[0] == prints[3] and len({tuple(x) for x in prints}) == 3
+
+
+def test_a_graph_that_differs_beside_eager_calls_is_seen(monkeypatch):
+    counts = {"checked": 0, "compared_with_the_first_pass": 0, "graphs": 0, "replays": 0, "merges": 0}
+    assert soak.one_round(soak.GRAPH_EVERY, [None, None], counts, {})[1] == ""
+    assert counts["graphs"] == 1 and counts["replays"] == 2
+    monkeypatch.setattr(soak.Replayed, "replay", lambda self: None)
+    assert "elements of graphs differ" in soak.one_round(soak.GRAPH_EVERY, [None, None], counts, {})[1]
 
 
 def test_missing_programs_of_the_sanitizer_are_a_failure(monkeypatch):
