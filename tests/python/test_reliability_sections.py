@@ -6,9 +6,13 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import random
+import signal
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
@@ -224,31 +228,86 @@ def test_damage_by_a_lie_is_seen(monkeypatch, damage, said):
 
 
 def test_every_target_can_lie():
-    told = {}
-    for number in range(2 * len(malformed_metadata.TARGETS)):
-        count, problem = malformed_metadata.tell(number)
+    """On the CPU, where there are no schedules: every target with every lie, and the right calls are right."""
+    malformed = {}
+    for number in range(3 * len(malformed_metadata.TARGETS)):
+        is_case, problem = malformed_metadata.tell(number)
         assert not problem
         name = malformed_metadata.TARGETS[number % len(malformed_metadata.TARGETS)]
-        told[name] = told.get(name, 0) + count
-    missing = {name for name, count in told.items() if not count}
-    assert missing <= {"scheduler_metadata"}  # which exist on GPUs only
+        malformed[name] = malformed.get(name, 0) + is_case
+    assert {name for name, count in malformed.items() if not count} <= {"scheduler_metadata"}
 
 
-def test_a_process_that_dies_or_hangs_is_replaced(monkeypatch):
+def test_lies_that_change_nothing_are_drawn_again(monkeypatch):
+    """The page table of one sequence of no keys can say what it likes; its right offsets are drawn again."""
+    batch = batches.Batch("no keys", (1,), (0,), keys="paged", page_size=16, poison="zero")
+    stage = malformed_metadata.Stage(batch, False, False)
+    for why in malformed_metadata.LIES:
+        targets = {"page_table": stage.target("page_table")}
+        assert malformed_metadata.tell_lies(stage, targets, why, random.Random(0)) is None
+    batch = batches.Batch("same offsets", (5, 5), (7, 7), poison="zero")
+    stage = malformed_metadata.Stage(batch, False, False)
+    targets = {"cu_seqlens_q": stage.target("cu_seqlens_q")}
+    right, lie = targets["cu_seqlens_q"].clone(), malformed_metadata.lie
+    monkeypatch.setattr(malformed_metadata, "LIES", ("largest",))
+    monkeypatch.setattr(malformed_metadata, "lie", lambda why, x, r: x if why == "truth" else lie(why, x, r))
+    wrong = malformed_metadata.tell_lies(stage, targets, "truth", random.Random(0))
+    assert stage.refused() and not torch.equal(wrong["cu_seqlens_q"], right)
+
+
+def test_appends_of_right_calls_have_room():
+    for keys in ("paged", "dense"):
+        shape = {"keys": keys, "call": "cache", "page_size": 4, "poison": "zero", "causal": True}
+        for dense_q in (False, True):
+            batch = batches.Batch("append", (1, 1), (5, 8), **shape, dense_q=dense_q)
+            stage = malformed_metadata.Stage(batch, True, True)
+            assert stage.refused() == "" and sum(stage.append.new) > 0
+            stage.call()
+            assert stage.verdict() == ""
+            stage.made.k.view(-1)[0] += 1
+            assert "the cache is not" in stage.verdict()
+
+
+@pytest.mark.parametrize(
+    "tell, said",
+    [
+        (lambda number: (True, "damage"), "damage"),
+        (lambda number: os._exit(3), "the process died, exit 3"),
+        (lambda number: os.kill(os.getpid(), signal.SIGKILL), "the process died, exit -9"),
+        (lambda number: time.sleep(60), "no answer in 1 s"),
+        (lambda number: 1 / 0, "ZeroDivisionError"),
+    ],
+    ids=["damage", "exit", "signal", "hang", "exception"],
+)
+def test_what_becomes_of_a_fork_is_seen(monkeypatch, tell, said):
+    monkeypatch.setattr(malformed_metadata, "tell", tell)
+    monkeypatch.setattr(malformed_metadata, "WATCHDOG", 1)
+    answer = malformed_metadata.in_a_fork(0)
+    assert answer["malformed"] and answer["problem"].startswith(said)
+
+
+def test_cases_run_in_forks_and_are_malformed():
+    found = malformed_metadata.run(Budget(7, 60.0))
+    assert not found["failures"] and found["cases"] == 7
+    assert found["figures"]["processes"] - found["figures"]["lies that change nothing"] == 7
+
+
+def test_a_nursery_that_dies_or_hangs_is_replaced(monkeypatch):
     script = "import sys, os, time\nfor line in sys.stdin:\n"
     script += "    n = int(line)\n    os._exit(3) if n == 1 else time.sleep(60) if n == 3 else None\n"
-    script += '    print(\'@@{"told": 1, "problem": "", "alive": true}\', flush=True)\n'
-    popen = malformed_metadata.subprocess.Popen
-    monkeypatch.setattr(
-        malformed_metadata.subprocess,
-        "Popen",
-        lambda command, **options: popen([command[0], "-c", script], **options),
-    )
-    monkeypatch.setattr(malformed_metadata, "WATCHDOG", 1)
+    script += '    print(\'@@{"malformed": true, "problem": ""}\', flush=True)\n'
+    popen, started = malformed_metadata.subprocess.Popen, []
+
+    def start(command, **options):
+        started.append(command)
+        return popen([command[0], "-c", script], **options)
+
+    monkeypatch.setattr(malformed_metadata.subprocess, "Popen", start)
+    monkeypatch.setattr(malformed_metadata, "WATCHDOG", -14)
     monkeypatch.setattr(malformed_metadata, "FIRST", 10)
     found = malformed_metadata.run(Budget(5, 60.0))
-    assert found["cases"] == 5 and found["figures"]["processes"] == 3
-    assert "case 1: the process died, exit 3" in found["failures"][0]
+    assert found["cases"] == 5 and len(started) == 3
+    assert "case 1: the process that forks died, exit 3" in found["failures"][0]
     assert "case 3: no answer in" in found["failures"][1] and len(found["failures"]) == 2
 
 
