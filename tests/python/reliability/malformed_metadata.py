@@ -296,11 +296,12 @@ def lie(why: str, right: torch.Tensor, r: random.Random) -> torch.Tensor:
 def with_new_keys(batch: Batch, rotates: bool) -> appended.Appended:
     """A call that appends the last keys of the batch, at least one; rotated from positions that it names, if at all."""
     rotary = ("halves", "interleaved")[batch.seed % 2] if rotates else ""
-    calls = (appended.append(batch, seed, rotary, not batch.dense_q, NEW) for seed in itertools.count(batch.seed))
-    call = next(call for call in calls if sum(call.new))
-    if rotates:
-        call.given.setdefault("rotary_seqlens", call.made.lengths["cache_seqlens"].clone())
-    return call
+    for seed in itertools.count(batch.seed):
+        call = appended.append(batch, seed, rotary, not batch.dense_q, NEW)
+        if rotates:
+            call.given.setdefault("rotary_seqlens", call.made.lengths["cache_seqlens"].clone())
+        if sum(call.new) and (not rotates or int(call.given["rotary_seqlens"].min()) >= 0):
+            return call
 
 
 class Stage:
