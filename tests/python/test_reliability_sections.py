@@ -4,6 +4,7 @@ passes, and each rejects a defect planted in the calls.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -141,6 +142,46 @@ def test_other_bits_in_a_thread_are_seen(monkeypatch):
 
     changed(monkeypatch, change)
     assert any("elements differed" in text for text in failures(threads, 16))
+
+
+class FakeEvent:
+    """Done after it was asked so many times."""
+
+    def __init__(self, asks: int) -> None:
+        self.asks = asks
+
+    def query(self) -> bool:
+        self.asks -= 1
+        return self.asks < 0
+
+
+class FakeStream:
+    def __init__(self, asks: int) -> None:
+        self.asks = asks
+
+    def record_event(self) -> FakeEvent:
+        return FakeEvent(self.asks)
+
+
+@pytest.mark.parametrize("asks, beside", [((1000, 1000), 50), ((1000, 0), 0), ((0, 1000), 0)])
+def test_reruns_are_beside_lanes_that_are_not_done(monkeypatch, asks, beside):
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    hog, work = reruns.Hog(), []
+    hog.lanes = [reruns.Lane(FakeStream(n), lambda: work.append(None)) for n in asks]
+    for _ in range(50):
+        queued = hog.fill()
+        assert [len(lane.queued) for lane in hog.lanes] == [reruns.AHEAD] * 2
+        hog.wait(FakeEvent(3), queued)
+    assert (hog.waited, hog.beside) == (50, beside) and len(work) >= 2 * reruns.AHEAD
+    assert ("at least 90 %" in hog.problem()) == (beside == 0)
+    hog.waited, hog.beside = 1000, 899
+    assert hog.problem().startswith("89.9 % of the reruns")
+
+
+def test_reruns_that_there_was_no_time_for_are_unfinished():
+    found = reruns.run(Budget(2000, 0.5))
+    assert found["cases"] < 2000 and found["figures"]["least reruns of a shape"] < 100
+    assert f"{found['figures']['least reruns of a shape']} of 100 reruns of " in " ".join(found["unfinished"])
 
 
 @pytest.mark.parametrize("late", [threads.LateDense, threads.LateBatch])
