@@ -34,6 +34,25 @@ def test_every_hazard_names_what_is_there():
         assert hazard.sections or hazard.tests, hazard.what
 
 
+def test_every_hazard_has_figure_command_and_date():
+    """Of sections that have run; each cell of the table is filled."""
+    report = scorecard.load(scorecard.REPORT)
+    entry = {"cases": 7, "count": 7, "failures": [], "figures": {"shown": 1}, "command": "tools/reliability x",
+             "date": "today", "kernel_sources_sha256": "0123456789"}  # fmt: skip
+    entries = {row.section: entry for row in scorecard.ROWS}
+    text = scorecard.page(entries, report).split("## Hazards")[1]
+    rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| ")][2:]
+    assert len(rows) == len(scorecard.HAZARDS)
+    assert all(len(row) == 6 and all(cell.strip(" |") for cell in row) and "not run" not in row[2] for row in rows)
+    assert scorecard.evidence(scorecard.HAZARDS[0], {}, report)[0] == "not run"
+    only_tests = scorecard.Hazard("x", "y", tests=("test_grid.py",))
+    assert scorecard.evidence(only_tests, {}, report)[0].endswith("tests passed, 0 failed")
+    named = scorecard.Hazard("x", "y", ("poison",), figures=("shown",))
+    assert scorecard.evidence(named, entries, report) == (
+        "7 random calls, no failures; shown 1", "`tools/reliability x`", "today, `01234567`"
+    )  # fmt: skip
+
+
 def test_every_section_has_what_the_runner_needs():
     pytest.importorskip("torch")
     for name in scorecard.section_names():
@@ -213,6 +232,31 @@ def test_planted_faults_are_found(said):
     resources = binary_facts.read_resources(USAGE.replace(old, new).splitlines())
     faults = binary_facts.faults_of_code(kernels, resources)
     assert any(said in fault for fault in faults), faults
+
+
+LOG = f"""seconds: 12
+ptxas info    : Compiling entry function '{KERNEL}' for 'sm_90a'
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 168 registers
+"""
+
+
+def test_what_ptxas_said_must_be_of_the_kernels_of_the_library():
+    kernels = binary_facts.read_code(SASS.splitlines(keepends=True))
+    assert binary_facts.faults_of_logs({"a": LOG}, kernels) == []
+    assert binary_facts.faults_of_logs({}, kernels) == [binary_facts.NO_LOGS]
+    assert (
+        "functions spill"
+        in binary_facts.faults_of_logs({"a": LOG.replace("0 bytes spill l", "8 bytes spill l")}, kernels)[0]
+    )
+    other = LOG.replace(KERNEL, "another")
+    assert binary_facts.faults_of_logs({"a": LOG, "b": other}, kernels) == [
+        "another: ptxas speaks of it, but it is not in the library"
+    ]
+    assert (
+        binary_facts.faults_of_logs({"b": other}, kernels)[0]
+        == f"{KERNEL}: in the library, but ptxas said nothing of it"
+    )
 
 
 def test_a_second_code_object_of_a_kernel_is_found():
