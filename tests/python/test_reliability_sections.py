@@ -432,22 +432,27 @@ print("driver: 9 right, 0 wrong, 1 not built\\n========= ERROR SUMMARY: %d error
 raise SystemExit(99 if errors else 0)
 """
 DRIVER = """#!{python}
-print("memcheck memcheck-tensor racecheck synccheck initcheck")
+print("{plants}")
 """
+PLANTS = "memcheck memcheck-tensor racecheck synccheck initcheck"
 
 
 @pytest.mark.parametrize(
-    "finds, status, said",
+    "finds, plants, status, said",
     [
-        ("1 if plant else 0", 0, None),
-        ("1 if plant and plant != 'racecheck' else 0", 1, "plant-racecheck: was not found"),
-        ("1 if plant or sys.argv[2] == 'initcheck' else 0", 1, "initcheck-0: exit status 99, 1 errors"),
+        ("1 if plant else 0", PLANTS, 0, None),
+        ("1 if plant and plant != 'racecheck' else 0", PLANTS, 1, "plant-racecheck: was not found"),
+        ("1 if plant or sys.argv[2] == 'initcheck' else 0", PLANTS, 1, "initcheck-0: exit status 99, 1 errors"),
+        ("1 if plant else 0", PLANTS.replace("synccheck", ""), 1, "synccheck: no bug was planted for it"),
+        ("1 if plant else 0", "", 1, "memcheck: no bug was planted for it"),
     ],
-    ids=["right", "a tool that is blind", "a finding"],
+    ids=["right", "a tool that is blind", "a finding", "a tool that was not tried", "no plants"],
 )
-def test_the_script_of_the_sanitizer(tmp_path, finds, status, said):
+def test_the_script_of_the_sanitizer(tmp_path, finds, plants, status, said):
     for name, text in (("sanitizer", SANITIZER), ("driver", DRIVER)):
-        (tmp_path / name).write_text(text.replace("{python}", sys.executable).replace("{finds}", finds))
+        (tmp_path / name).write_text(
+            text.replace("{python}", sys.executable).replace("{finds}", finds).replace("{plants}", plants)
+        )
         (tmp_path / name).chmod(0o755)
     out = tmp_path / "out.json"
     command = [sys.executable, sanitizer.ROOT / "tools" / "sanitize", "--driver", tmp_path / "driver", "--sanitizer"]
