@@ -427,6 +427,7 @@ if "--help" in sys.argv:
     raise SystemExit
 assert sys.argv[1] == "--tool" and "--port" in sys.argv
 plant = sys.argv[sys.argv.index("--plant") + 1] if "--plant" in sys.argv else ""
+assert ("--malformed" in sys.argv) == (sys.argv[2] == "memcheck" and not plant)
 errors = {finds}
 print("driver: 9 right, 0 wrong, 1 not built\\n========= ERROR SUMMARY: %d errors" % errors)
 raise SystemExit(99 if errors else 0)

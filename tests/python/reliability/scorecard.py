@@ -80,7 +80,7 @@ HAZARDS = [
     Hazard("Empty rows, sequences and batches", "0 and -inf; empty grids are not launched",
            ("random_cases", "pairs"), ("test_varlen.py", "test_grid.py")),
     Hazard("Malformed metadata on the device", "Clamped on the device, always; `check_metadata` names what is wrong",
-           ("malformed_metadata",), ("test_malformed.py",)),
+           ("malformed_metadata", "sanitizer"), ("test_malformed.py",)),
     Hazard("32-bit offsets", "64-bit offsets everywhere; limits of TMA are checked on the host", ("big_tensors",)),
     Hazard("Strides", "Equal to the contiguous copy, or an exception that names tensor, dim and stride",
            ("random_cases", "wrong_calls"), ("test_memory.py",)),
