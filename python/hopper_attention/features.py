@@ -91,7 +91,7 @@ def chosen_by(
     batch_invariant: bool,
     metadata: bool,
 ) -> dict[str, str]:
-    """The values that the arguments of `is_supported` mean, of the features that pairs can fail for."""
+    """The values that the arguments of `is_supported` mean; all that NOT_TOGETHER names must be among them."""
     mask = "chunk" if attention_chunk else "full" if window == (-1, -1) else "window"
     if causal and mask != "chunk":
         mask = "causal" if mask == "full" else "causal window"
@@ -99,7 +99,7 @@ def chosen_by(
         "mask": mask,
         "softcap": "on" if softcap else "off",
         "sinks": "fp32" if sinks else "none",
-        "queries": "packed" if packed_q or packed_k else "dense",
+        "queries": "packed" if packed_q else "dense",
         "keys": _pages(page_size) if page_size else "packed" if packed_k else "dense",
         "append": "rotated" if rotary else "new keys" if append else "none",
         "ranks": "1" if cp_world_size == 1 else "3",

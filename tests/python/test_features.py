@@ -28,16 +28,25 @@ def supported(**changes):
     return hopper_attention.is_supported(**{"dtype": "bf16", "head_dim": 128, "device": "H100", **changes})
 
 
-CONTRADICTIONS = [
-    {"packed_k": True, "append": True},
-    {"packed_k": True, "rotary": True},
+CONTRADICTIONS = [  # of the entries of NOT_TOGETHER in turn
+    {"packed_k": True},
+    {"packed_k": True, "packed_q": True, "append": True},
+    {"packed_k": True, "packed_q": True, "append": True, "rotary": True},
 ]
 
 
-@pytest.mark.parametrize("given", CONTRADICTIONS, ids=str)
-def test_is_supported_answers_from_the_table(given, monkeypatch):
+def test_is_supported_knows_every_feature_that_something_contradicts(monkeypatch):
+    mapped = {}
+    monkeypatch.setattr(features, "why_not", lambda chosen: mapped.update(chosen) or "enough")
+    assert supported() == (False, "enough") and set(mapped) <= set(FEATURES)
+    assert {name for pair in NOT_TOGETHER for name, _ in pair} <= set(mapped)
+    assert all(value in FEATURES[name] for name, value in mapped.items())
+
+
+@pytest.mark.parametrize("given, pair", list(zip(CONTRADICTIONS, NOT_TOGETHER, strict=True)), ids=str)
+def test_is_supported_answers_from_the_table(given, pair, monkeypatch):
     answer, reason = supported(**given)
-    assert not answer and reason in NOT_TOGETHER.values()
+    assert not answer and reason == NOT_TOGETHER[pair]
     monkeypatch.setattr(features, "NOT_TOGETHER", {})
     assert supported(**given)[1] not in NOT_TOGETHER.values()
 

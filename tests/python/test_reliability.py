@@ -34,6 +34,25 @@ def test_every_hazard_names_what_is_there():
         assert hazard.sections or hazard.tests, hazard.what
 
 
+def test_every_hazard_has_figure_command_and_date():
+    """Of sections that have run; each cell of the table is filled."""
+    report = scorecard.load(scorecard.REPORT)
+    entry = {"cases": 7, "count": 7, "failures": [], "figures": {"shown": 1}, "command": "tools/reliability x",
+             "date": "today", "kernel_sources_sha256": "0123456789"}  # fmt: skip
+    entries = {row.section: entry for row in scorecard.ROWS}
+    text = scorecard.page(entries, report).split("## Hazards")[1]
+    rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| ")][2:]
+    assert len(rows) == len(scorecard.HAZARDS)
+    assert all(len(row) == 6 and all(cell.strip(" |") for cell in row) and "not run" not in row[2] for row in rows)
+    assert scorecard.evidence(scorecard.HAZARDS[0], {}, report)[0] == "not run"
+    only_tests = scorecard.Hazard("x", "y", tests=("test_grid.py",))
+    assert scorecard.evidence(only_tests, {}, report)[0].endswith("tests passed, 0 failed")
+    named = scorecard.Hazard("x", "y", ("poison",), figures=("shown",))
+    assert scorecard.evidence(named, entries, report) == (
+        "7 random calls, no failures; shown 1", "`tools/reliability x`", "today, `01234567`"
+    )  # fmt: skip
+
+
 def test_every_section_has_what_the_runner_needs():
     pytest.importorskip("torch")
     for name in scorecard.section_names():
@@ -50,10 +69,11 @@ def test_parts_share_the_numbers():
 
 def test_merging():
     a = result(3, ["x"], worst_error=1.5, calls=2, least_room=5.0, note="first")
-    b = result(4, [], worst_error=2.5, calls=3, least_room=1.0, note="second")
+    b = {**result(4, [], worst_error=2.5, calls=3, least_room=1.0, note="second"), "unfinished": ["z"]}
     assert merged([a, b]) == {
         "cases": 7,
         "failures": ["x"],
+        "unfinished": ["z"],
         "figures": {"worst error": 2.5, "calls": 5, "least room": 1.0, "note": "first"},
     }
     failures = Failures()
@@ -69,6 +89,9 @@ SECTIONS = {
     "dies": "import os, signal; print('last words', flush=True); os.kill(os.getpid(), signal.SIGKILL)",
     "hangs": "import time; time.sleep(600)",
     "idle": "return result(0)",
+    "slow": "return result(1)",
+    "half": "return {**result(sum(1 for _ in budget.numbers())), 'unfinished': ['graph 3: 40 of 100 replays']}",
+    "beside_fa3": "return {**result(1), 'count': 1}",
 }
 
 
@@ -125,6 +148,29 @@ def test_sections_that_fail(runner, name, said):
     assert said in found[name]["failures"][0]
     assert time.monotonic() - began < 60
     assert name != "hangs" or "time.sleep" in found[name]["failures"][0] or "run" in found[name]["failures"][0]
+
+
+@pytest.mark.parametrize(("name", "said"), [("slow", "3 of 10 cases"), ("half", "graph 3: 40 of 100 replays")])
+def test_less_than_was_asked_is_a_failure_unless_less_time_was_given(runner, name, said):
+    status, _, found = runner(name)
+    assert status == 1 and said in found[name]["failures"][0]
+    status, _, found = runner(name, "--seconds", "60")
+    assert status == 1
+    status, _, found = runner(name, "--seconds", "5")
+    assert (status, found[name]["failures"]) == (0, [])
+    assert found[name]["figures"]["less was asked for"].startswith(f"5 of 20 s; {said}")
+
+
+def test_fewer_cases_that_were_asked_for_are_said(runner):
+    status, text, found = runner("fine", "--scale", "0.6")
+    assert status == 0 and found["fine"]["count"] == 6
+    assert found["fine"]["figures"]["less was asked for"] == "0.6 of 10 cases" and "less was asked for" in text
+
+
+def test_only_sections_with_fa3_show_its_paths(runner):
+    _, _, found = runner("fine", "beside_fa3", "--fa3", "a.so", "--fa3-py", "a.py")
+    assert found["fine"]["command"] == "tools/reliability fine"
+    assert found["beside_fa3"]["command"] == "tools/reliability beside_fa3 --fa3 a.so --fa3-py a.py"
 
 
 def test_what_is_over_the_limit_is_killed(runner):
@@ -186,6 +232,31 @@ def test_planted_faults_are_found(said):
     resources = binary_facts.read_resources(USAGE.replace(old, new).splitlines())
     faults = binary_facts.faults_of_code(kernels, resources)
     assert any(said in fault for fault in faults), faults
+
+
+LOG = f"""seconds: 12
+ptxas info    : Compiling entry function '{KERNEL}' for 'sm_90a'
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 168 registers
+"""
+
+
+def test_what_ptxas_said_must_be_of_the_kernels_of_the_library():
+    kernels = binary_facts.read_code(SASS.splitlines(keepends=True))
+    assert binary_facts.faults_of_logs({"a": LOG}, kernels) == []
+    assert binary_facts.faults_of_logs({}, kernels) == [binary_facts.NO_LOGS]
+    assert (
+        "functions spill"
+        in binary_facts.faults_of_logs({"a": LOG.replace("0 bytes spill l", "8 bytes spill l")}, kernels)[0]
+    )
+    other = LOG.replace(KERNEL, "another")
+    assert binary_facts.faults_of_logs({"a": LOG, "b": other}, kernels) == [
+        "another: ptxas speaks of it, but it is not in the library"
+    ]
+    assert (
+        binary_facts.faults_of_logs({"b": other}, kernels)[0]
+        == f"{KERNEL}: in the library, but ptxas said nothing of it"
+    )
 
 
 def test_a_second_code_object_of_a_kernel_is_found():

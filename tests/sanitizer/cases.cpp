@@ -160,7 +160,83 @@ std::vector<Case> make() {
   return found;
 }
 
+struct NamedLying {
+  Lying lying;
+  char const* name;
+};
+
+struct NamedLie {
+  Lie lie;
+  char const* name;
+};
+
+constexpr NamedLying kCuSeqlensQ{Lying::kCuSeqlensQ, "cu_seqlens_q"};
+constexpr NamedLying kCuSeqlensK{Lying::kCuSeqlensK, "cu_seqlens_k"};
+constexpr NamedLying kSequsedK{Lying::kSequsedK, "seqused_k"};
+constexpr NamedLying kPageTable{Lying::kPageTable, "page_table"};
+constexpr NamedLying kCacheBatchIdx{Lying::kCacheBatchIdx, "cache_batch_idx"};
+constexpr NamedLying kCacheLeftpad{Lying::kCacheLeftpad, "cache_leftpad"};
+constexpr NamedLying kMetadata{Lying::kMetadata, "scheduler_metadata"};
+
+constexpr NamedLie kLies[] = {{Lie::kLargest, "the largest int"},
+                              {Lie::kSmallest, "the smallest int"},
+                              {Lie::kMinusOne, "-1"},
+                              {Lie::kMillionMore, "a million more"},
+                              {Lie::kRandom, "random bits"}};
+
+// Every tensor of ints of a call that has it, with every lie.
+std::vector<Case> make_malformed() {
+  Case const paged = mixed("pages of 16", Keys::kPaged, 16);
+  Case const small_pages = mixed("pages of 1", Keys::kPaged, 1);
+  Case const packed = mixed("packed keys", Keys::kPacked, 0);
+  Case const split = decode("decode, splits", {700, 1, 17, 0}, 16);
+  Case const scheduled = but(decode("decode, metadata", {900, 64, 200}, 64), [](Case& c) { c.metadata = true; });
+  Case const invariant = but(paged, [](Case& c) {
+    c.why = "batch_invariant, metadata";
+    c.metadata = c.batch_invariant = true;
+  });
+  Case const dense = but(decode("dense cache", {120, 30, 64}, 0), [](Case& c) {
+    c.layout = Keys::kDense;
+    c.used = c.batch_idx = true;
+    c.leftpad = 9;
+  });
+  Case const append = but(decode("append to pages", {90, 17, 3}, 16), [](Case& c) { c.append = 3; });
+  Case const rotated = but(decode("append to a dense cache, rotated", {90, 17}, 0), [](Case& c) {
+    c.layout = Keys::kDense;
+    c.used = c.rotary = true;
+    c.queries = {2, 2};
+    c.append = 2;
+  });
+  struct Target {
+    Case const& of;
+    NamedLying lying;
+  };
+  Target const targets[] = {
+      {paged, kPageTable},     {paged, kSequsedK},     {paged, kCuSeqlensQ},   {small_pages, kPageTable},
+      {packed, kCuSeqlensQ},   {packed, kCuSeqlensK},  {split, kPageTable},    {split, kSequsedK},
+      {scheduled, kMetadata},  {scheduled, kSequsedK}, {invariant, kMetadata}, {dense, kSequsedK},
+      {dense, kCacheBatchIdx}, {dense, kCacheLeftpad}, {append, kPageTable},   {append, kSequsedK},
+      {rotated, kSequsedK},
+  };
+  std::vector<Case> found;
+  for (Target const& target : targets) {
+    for (NamedLie const& lie : kLies) {
+      found.push_back(but(target.of, [&](Case& c) {
+        c.why = "malformed: " + c.why + ", " + target.lying.name + " " + lie.name;
+        c.lying = target.lying.lying;
+        c.lie = lie.lie;
+      }));
+    }
+  }
+  return found;
+}
+
 }  // namespace
+
+std::vector<Case> const& malformed_cases() {
+  static std::vector<Case> const cases = make_malformed();
+  return cases;
+}
 
 std::vector<Case> const& attention_cases() {
   static std::vector<Case> const cases = make();

@@ -10,6 +10,19 @@ namespace driver {
 
 enum class Keys { kDense, kPacked, kPaged };
 
+// What the device is told wrongly: which tensor, and what stands in each of its elements instead of the truth.
+enum class Lying {
+  kNothing,
+  kCuSeqlensQ,
+  kCuSeqlensK,
+  kSequsedK,
+  kPageTable,
+  kCacheBatchIdx,
+  kCacheLeftpad,
+  kMetadata
+};
+enum class Lie { kLargest, kSmallest, kMinusOne, kMillionMore, kRandom };
+
 // One call of attention, alone or after an append. Lengths count keys after the append.
 struct Case {
   std::string why;
@@ -41,6 +54,8 @@ struct Case {
   int append = 0;  // keys that each sequence appends
   bool rotary = false;
   bool interleaved = false;
+  Lying lying = Lying::kNothing;  // then any result is right that nothing out of bounds went into
+  Lie lie = Lie::kLargest;
 };
 
 // combine() of `parts` parts, or, if 0, merge_states() of two.
@@ -55,6 +70,7 @@ struct MergeCase {
 };
 
 std::vector<Case> const& attention_cases();
+std::vector<Case> const& malformed_cases();
 std::vector<MergeCase> const& merge_cases();
 
 }  // namespace driver

@@ -2,14 +2,16 @@
 // slower; `tools/sanitize` runs it. Results are compared with a plain computation on the host, coarsely: that they are
 // exact is for the gpu tests to show, here the kernels have to take the ways that they take.
 //
-//   driver [--only TEXT] [--part I N]
-//                          the cases whose names contain TEXT, on device 0; of those every Nth from the Ith on
+//   driver [--only TEXT] [--part I N] [--malformed]
+//                          the cases whose names contain TEXT, on device 0; of those every Nth from the Ith on; also
+//                          those whose lengths, offsets, pages or schedules lie, of which only accesses are looked at
 //   driver --plan          without a GPU: checks all arguments and prints what each case would launch
 //   driver --plant NAME    a kernel with a bug that the tool NAME must see
 //   driver --plants        their names
 //
 // Memory that no call may read holds NaN. Exits with 1 if a result is wrong or a call raised, 77 without a GPU.
 #include <algorithm>
+#include <climits>
 #include <cstdio>
 #include <functional>
 #include <numeric>
@@ -107,12 +109,15 @@ class Call {
 
   void check_only() const {
     ha::validate(args_);
+    if (case_.lying != Lying::kNothing) { static_cast<void>(lying()); }
     if (append_) { ha::validate(*append_); }
     if (schedule_) { ha::validate(*schedule_); }
   }
 
   void run(cudaStream_t stream) {
+    if (case_.lying != Lying::kMetadata) { lie(stream); }
     if (schedule_) { ha::make_schedule(*schedule_, stream); }
+    if (case_.lying == Lying::kMetadata) { lie(stream); }
     if (append_) { ha::append(*append_, stream); }
     ha::forward(args_, stream, [&](std::int64_t bytes) {
       return tensor(memory_.take(static_cast<std::size_t>(bytes)), DataType::kUInt8, {bytes});
@@ -122,6 +127,7 @@ class Call {
 
   // "" or what is wrong.
   std::string verdict() {
+    if (case_.lying != Lying::kNothing) { return ""; }
     if (append_) { rotate_truth(); }
     Values out(case_.dtype, elements(args_.out));
     memory_.fetch(out.bytes().data(), args_.out.data, out.bytes().size());
@@ -326,6 +332,69 @@ class Call {
       args_.cp_rank = c.cp_world - 1;
       args_.cp_tot_seqused_k = lengths(totals);
     }
+  }
+
+  Tensor const& lying() const {
+    Tensor const* found = nullptr;
+    switch (case_.lying) {
+      case Lying::kNothing:
+        break;
+      case Lying::kCuSeqlensQ:
+        found = &args_.cu_seqlens_q;
+        break;
+      case Lying::kCuSeqlensK:
+        found = &args_.cu_seqlens_k;
+        break;
+      case Lying::kSequsedK:
+        found = &args_.seqused_k;
+        break;
+      case Lying::kPageTable:
+        found = &args_.page_table;
+        break;
+      case Lying::kCacheBatchIdx:
+        found = &args_.cache_batch_idx;
+        break;
+      case Lying::kCacheLeftpad:
+        found = &args_.cache_leftpad;
+        break;
+      case Lying::kMetadata:
+        found = &args_.scheduler_metadata;
+        break;
+    }
+    if (found == nullptr || !found->given()) { throw std::logic_error("the tensor that is to lie is not given"); }
+    return *found;
+  }
+
+  // Overwrites the tensor that lies, which the append shares with the attention.
+  void lie(cudaStream_t stream) {
+    if (case_.lying == Lying::kNothing) { return; }
+    Tensor const& t = lying();
+    check(cudaStreamSynchronize(stream));
+    std::vector<int> values(static_cast<std::size_t>(elements(t)));
+    std::size_t const bytes = values.size() * sizeof(int);
+    memory_.fetch(values.data(), t.data, bytes);
+    std::uint32_t bits = 12345;
+    for (int& value : values) {
+      bits = bits * 1664525U + 1013904223U;
+      switch (case_.lie) {
+        case Lie::kLargest:
+          value = INT_MAX;
+          break;
+        case Lie::kSmallest:
+          value = INT_MIN;
+          break;
+        case Lie::kMinusOne:
+          value = -1;
+          break;
+        case Lie::kMillionMore:
+          value += 1'000'000;
+          break;
+        case Lie::kRandom:
+          value = static_cast<int>(bits);
+          break;
+      }
+    }
+    memory_.put(t.data, values.data(), bytes);
   }
 
   int total(int keys) const { return keys * case_.cp_world; }  // of all ranks; the last one is this one
@@ -550,6 +619,7 @@ struct Options {
   std::string only;
   int part = 0, parts = 1;
   bool plan = false;
+  bool malformed = false;
 };
 
 bool is_built(ha::Plan const& plan) {
@@ -633,6 +703,9 @@ int run_all(Options const& options) {
   };
   for (Case const& c : attention_cases()) { each(c); }
   for (MergeCase const& c : merge_cases()) { each(c); }
+  if (options.malformed) {
+    for (Case const& c : malformed_cases()) { each(c); }
+  }
   if (stream != nullptr) { check(cudaStreamDestroy(stream)); }
   std::printf("driver: %d right, %d wrong, %d not built\n", counts[0], counts[1], counts[2]);
   return counts[1] > 0 || counts[0] == 0 ? 1 : 0;
@@ -658,6 +731,8 @@ int main(int argc, char** argv) {
       options.parts = std::max(1, std::atoi(given[++i].c_str()));
     } else if (given[i] == "--plan") {
       options.plan = true;
+    } else if (given[i] == "--malformed") {
+      options.malformed = true;
     } else {
       std::fprintf(stderr, "unknown option %s\n", given[i].c_str());
       return 2;

@@ -116,6 +116,14 @@ class Memory {
     return p;
   }
 
+  void put(void* to, void const* from, std::size_t bytes) const {
+    if (on_gpu_) {
+      check(cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice));
+    } else {
+      std::memcpy(to, from, bytes);
+    }
+  }
+
   void fetch(void* to, void const* from, std::size_t bytes) const {
     if (on_gpu_) {
       check(cudaMemcpy(to, from, bytes, cudaMemcpyDeviceToHost));

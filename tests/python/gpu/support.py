@@ -198,7 +198,7 @@ INPUT_KINDS = [
 
 
 def attend(case: Case, tensors: dict[str, Any], **given: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """(out, lse) of the call, under the forced choices of the case."""
+    """(out, lse) of the call, under the forced choices of the case; out alone if `given` says so."""
     forced = force_plan(**dict(case.forced)) if case.forced else contextlib.nullcontext()
     with forced:
         return hopper_attention.flash_attn_func(
@@ -206,9 +206,7 @@ def attend(case: Case, tensors: dict[str, Any], **given: Any) -> tuple[torch.Ten
             tensors["k"],
             tensors["v"],
             s_aux=tensors["s_aux"],
-            return_attn_probs=True,
-            **case.options,
-            **given,
+            **{"return_attn_probs": True, **case.options, **given},
         )
 
 

@@ -1,7 +1,8 @@
 """What the built library contains, read from its machine code; needs no GPU, but cuobjdump and nvdisasm.
 
-They are looked for in CUOBJDUMP, on PATH and in the triton package; tools/test fetches them. What ptxas said is read where
-the library is in its build tree, or HOPPER_ATTENTION_BUILD_DIR names that. A case is a kernel.
+They are looked for in CUOBJDUMP, on PATH and in the triton package; tools/test fetches them. What ptxas said is read from
+the build tree, which the library lies in or HOPPER_ATTENTION_BUILD_DIR names; it must be of the kernels of this library.
+A case is a kernel.
 """
 
 from __future__ import annotations
@@ -30,10 +31,12 @@ PARTS = 1
 ARCHITECTURE = "sm_90a"
 ATTENTION = "attention_kernel"
 WARPGROUP_MMA, WAIT = "HGMMA", "ACQBULK"  # ACQBULK: griddepcontrol.wait of programmatic dependent launch
+NO_LOGS = "what ptxas said was not found: HOPPER_ATTENTION_BUILD_DIR must name the build tree of the library"
 LOCAL_MEMORY = {"LDL", "STL"}
 _ARCH = re.compile(r"^arch = (\S+)")
 _FUNCTION = re.compile(r"^\s*Function\s*:?\s*([A-Za-z_]\w*)\s*:?\s*$")
 _INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9]*)")
+_ENTRY = re.compile(r"Compiling entry function '(\S+)'")
 _RESOURCES = re.compile(r"REG:(\d+) STACK:(\d+).*? LOCAL:(\d+)")
 
 
@@ -61,9 +64,9 @@ def find_cuobjdump() -> str:
 def missing() -> str:
     try:
         find_cuobjdump()
-    except RuntimeError as error:
+        return "" if ptxas_logs(library_path()) else NO_LOGS
+    except (RuntimeError, ImportError) as error:
         return str(error)
-    return ""
 
 
 def dump(cuobjdump: str, option: str, library: Path) -> Iterable[str]:
@@ -147,11 +150,23 @@ def forbidden_imports(library: Path) -> list[str]:
     return [name for name in tool.symbols(library, "--undefined-only") if tool.FORBIDDEN.match(name)]
 
 
-def ptxas_reports(library: Path) -> list:
-    """What ptxas said of each kernel file; empty where the build tree is not known."""
+def ptxas_logs(library: Path) -> dict[str, str]:
+    """What ptxas said of each kernel file, by its name; empty where the build tree is not known."""
     build = Path(os.environ.get("HOPPER_ATTENTION_BUILD_DIR") or library.parents[2])
-    logs = sorted((build / "ptxas").glob("*.txt"))
-    return [figures_tool().read_report(log.read_text(encoding="utf-8")) for log in logs]
+    return {log.stem: log.read_text(encoding="utf-8") for log in sorted((build / "ptxas").glob("*.txt"))}
+
+
+def faults_of_logs(logs: dict[str, str], kernels: list[Kernel]) -> list[str]:
+    """Spills, frames and notes, and kernels that only the logs or only the library has."""
+    if not logs:
+        return [NO_LOGS]
+    read_report = figures_tool().read_report
+    found = [f"ptxas, {name}: {text}" for name, log in logs.items() for text in read_report(log).faults()]
+    said = {kernel for log in logs.values() for kernel in _ENTRY.findall(log)}
+    built = {kernel.name for kernel in kernels}
+    found += [f"{name}: in the library, but ptxas said nothing of it" for name in sorted(built - said)]
+    found += [f"{name}: ptxas speaks of it, but it is not in the library" for name in sorted(said - built)]
+    return found
 
 
 def library_path() -> Path:
@@ -174,10 +189,10 @@ def run(budget: Budget) -> dict:
     imports = forbidden_imports(library)
     for name in imports:
         failures.add(f"the library imports {name}, which ends the process")
-    reports = ptxas_reports(library)
-    for report in reports:
-        for text in report.faults():
-            failures.add(f"ptxas: {text}")
+    logs = ptxas_logs(library)
+    for text in faults_of_logs(logs, kernels):
+        failures.add(text)
+    reports = [figures_tool().read_report(log) for log in logs.values()]
     attention = [k for k in kernels if ATTENTION in k.name]
     figures = {
         "attention kernels": len(attention),
@@ -188,8 +203,8 @@ def run(budget: Budget) -> dict:
         "code objects of each kernel": max(Counter(k.name for k in kernels).values(), default=0),
         "architectures": ", ".join(sorted({k.architecture for k in kernels})) or "none",
         "imports that end the process": len(imports),
+        "kernels that ptxas spoke of": sum(r.kernels for r in reports),
+        "spills": sum(r.spills for r in reports),
+        "notes of serialised WGMMA": sum(r.wgmma_notes for r in reports),
     }
-    if reports:
-        figures["spills"] = sum(r.spills for r in reports)
-        figures["notes of serialised WGMMA"] = sum(r.wgmma_notes for r in reports)
     return result(len(kernels), failures, **figures)

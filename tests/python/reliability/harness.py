@@ -12,9 +12,10 @@ A section is a module of this folder:
     def missing() -> str  # optional: what this machine lacks; "" if it can run the section
 
 `run` returns {"cases": how many were run, "failures": texts, each with the way to see it again, "figures": {name: value}}.
-"count", if it is there, replaces how many cases there should be. Figures of several parts are merged: whole numbers add
-up, fractions give the largest, texts the first; a name that starts with "least " gives the smallest, one that starts
-with "worst " the largest. A module may define merge(results) -> result instead.
+"count", if it is there, replaces how many cases there should be; fewer cases than that are a failure, and so is each of
+the texts in "unfinished", of what there was no time for: unless --seconds asks for less. Figures of several parts are
+merged: whole numbers add up, fractions give the largest, texts the first; a name that starts with "least " gives the
+smallest, one that starts with "worst " the largest. A module may define merge(results) -> result instead.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ MAX_FAILURES = 20  # texts kept of one part; more are only counted
 
 @dataclass
 class Budget:
-    """What one part of a section may do. `options` has what the command line says: fa3, fa3_py (paths or None)."""
+    """What one part of a section may do. `options`: fa3, fa3_py (paths or None), alone: no other section runs."""
 
     count: int
     seconds: float
@@ -110,6 +111,7 @@ def merged(results: list[dict[str, Any]]) -> dict[str, Any]:
         **({"count": sum(counts)} if counts else {}),
         "cases": sum(part["cases"] for part in results),
         "failures": [text for part in results for text in part["failures"]],
+        "unfinished": [text for part in results for text in part.get("unfinished", ())],
         "figures": figures,
     }
 

@@ -3,16 +3,21 @@ is right.
 
 Every tensor lies between bands of the byte 0xFF, as do workspace and results; what was written there is seen. What was
 read there is seen, too: as floats the bands are NaN, while everything inside the buffers is finite, so a NaN in a result
-came from outside. Each case runs in a process of its own beside this one, which takes the next case as long as it
-survives; one that says nothing for WATCHDOG seconds is killed.
+came from outside. A case is a call that is malformed: `check_metadata` refuses it, or its schedule is not the right one;
+lies that change nothing are no cases. Its right call is judged against float64. Each runs in a process of its own, a fork
+of one that has loaded everything and never used the GPU; an alarm ends it after WATCHDOG seconds, whatever it waits for.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
+import itertools
 import json
 import os
 import queue
 import random
+import signal
 import subprocess
 import sys
 import threading
@@ -21,7 +26,8 @@ from typing import Any
 
 import torch
 
-from gpu import batches, support
+import hopper_attention
+from gpu import appended, batches, support
 from gpu.batches import LSE_POISON, POISON_BITS, Batch, Made
 from gpu.support import bits, same_bits
 from reliability._memory import Arena, synchronize, watched
@@ -30,13 +36,14 @@ from reliability.harness import Budget, Failures, result
 TITLE = "Malformed metadata on the device: nothing outside the buffers, no hang, the next call right"
 NEEDS = "gpu"
 COUNT = 300
-SECONDS = 120
-PARTS = 3
+SECONDS = 240
+PARTS = 8
 
-WATCHDOG = 30  # seconds for one case
-FIRST = 90  # seconds for the first one of a process, which loads torch and the kernels
+WATCHDOG = 60  # seconds for one case, in which the GPU is used for the first time
+FIRST = 90  # seconds for a process to load everything
 BAND = 0xFF
-NEW = 3  # keys that each sequence appends
+NEW = 3  # keys that a sequence appends, at most
+DRAWS = 50  # of lies, until one is malformed
 
 # What lies; "append x" is x in a call that appends, "rotary x" in one that also rotates.
 TARGETS = (
@@ -80,23 +87,26 @@ LIES = (
 
 
 def run(budget: Budget) -> dict[str, Any]:
-    failures, cases, told, processes = Failures(), 0, 0, 0
-    process: Process | None = None
+    failures, cases, processes = Failures(), 0, 0
+    share = len(range(budget.part, budget.count, budget.parts))
+    nursery: Nursery | None = None
+    number = budget.part - budget.parts
     try:
-        for number in budget.numbers():
-            if process is None:
-                process, processes = Process(), processes + 1
-            cases += 1
-            answer = process.ask(budget.seed + number)
-            told += int(answer.get("told", 0))
+        while cases < share and budget.left() > 0:
+            number += budget.parts
+            budget.alive(cases, share)
+            nursery = nursery or Nursery()
+            processes += 1
+            answer = nursery.ask(budget.seed + number)
+            cases += bool(answer["malformed"] or answer["problem"])
             if answer["problem"]:
                 failures.add(f"case {number}: {answer['problem']}\n{reproduction(budget.seed + number)}")
-            if not answer["alive"]:
-                process = None
+            if nursery.lost:
+                nursery = None
     finally:
-        if process is not None:
-            process.stop()
-    return result(cases, failures, lies_told=told, processes=processes)
+        if nursery is not None:
+            nursery.stop()
+    return result(cases, failures, processes=processes, lies_that_change_nothing=processes - cases)
 
 
 def reproduction(number: int) -> str:
@@ -106,8 +116,8 @@ def reproduction(number: int) -> str:
     )
 
 
-class Process:
-    """A process that answers numbers of cases with what it found."""
+class Nursery:
+    """A process that answers numbers of cases with what a fork of it found. lost: it cannot be asked again."""
 
     def __init__(self) -> None:
         paths = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -121,6 +131,7 @@ class Process:
             text=True,
         )
         self.lines: queue.Queue[str | None] = queue.Queue()
+        self.lost = False
         self.patience = FIRST
         threading.Thread(target=self.read, daemon=True).start()
 
@@ -130,7 +141,7 @@ class Process:
         self.lines.put(None)
 
     def ask(self, number: int) -> dict[str, Any]:
-        """What `tell` found; alive: whether the process can be asked again."""
+        """malformed: whether it was a case; problem: "" or what was found."""
         said: list[str] = []
         try:
             self.process.stdin.write(f"{number}\n")
@@ -138,21 +149,22 @@ class Process:
             while True:
                 line = self.lines.get(timeout=self.patience)
                 if line is None:
-                    self.process.wait()
-                    return {
-                        "problem": f"the process died, exit {self.process.returncode}: {tail(said)}",
-                        "alive": False,
-                    }
+                    return self.gone(f"the process that forks died, exit {self.process.wait()}: {tail(said)}")
                 if line.startswith("@@"):
-                    self.patience = WATCHDOG
-                    return json.loads(line[2:])
+                    self.patience = WATCHDOG + 15  # more than the alarm of a fork
+                    answer = json.loads(line[2:])
+                    answer["problem"] += tail(said) if answer["problem"] else ""
+                    return answer
                 said.append(line)
         except queue.Empty:
             self.process.kill()
-            return {"problem": f"no answer in {self.patience} s: {tail(said)}", "alive": False}
+            return self.gone(f"no answer in {self.patience} s: {tail(said)}")
         except BrokenPipeError:
-            self.process.wait()
-            return {"problem": f"the process died before the case: {self.process.returncode}", "alive": False}
+            return self.gone(f"the process that forks died before the case: {self.process.wait()}")
+
+    def gone(self, problem: str) -> dict[str, Any]:
+        self.lost = True
+        return {"malformed": False, "problem": problem}
 
     def stop(self) -> None:
         self.process.stdin.close()
@@ -167,19 +179,36 @@ def tail(lines: list[str]) -> str:
 
 
 def serve(device: str) -> None:
-    """Numbers of cases from stdin, answers to stdout; ends where the GPU can no longer be trusted."""
+    """Numbers of cases from stdin, answers to stdout. Nothing here may use the GPU, or its forks could not."""
     support.DEVICE = device
+    torch.set_num_threads(1)
     for line in sys.stdin:
-        alive = True
-        try:
-            told, problem = tell(int(line))
-        except Exception as error:
-            told, problem = 0, f"{type(error).__name__}: {error}"
-            alive = "CUDA error" not in problem and "illegal" not in problem
-        sys.stdout.write("@@" + json.dumps({"told": told, "problem": problem, "alive": alive}) + "\n")
+        answer = in_a_fork(int(line))
+        sys.stdout.write("@@" + json.dumps(answer) + "\n")
         sys.stdout.flush()
-        if not alive:
-            return
+
+
+def in_a_fork(number: int) -> dict[str, Any]:
+    """What `tell` finds in a process of its own, or what became of that."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(WATCHDOG)
+        try:
+            malformed, problem = tell(number)
+        except BaseException as error:
+            malformed, problem = True, f"{type(error).__name__}: {error}"
+        os.write(writer, json.dumps({"malformed": malformed, "problem": problem[:3000]}).encode())
+        os._exit(0)  # whatever the GPU still does
+    os.close(writer)
+    with os.fdopen(reader) as file:
+        said = file.read()
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if status == -signal.SIGALRM:
+        return {"malformed": True, "problem": f"no answer in {WATCHDOG} s\n"}
+    if status or not said:
+        return {"malformed": True, "problem": f"the process died, exit {status}\n"}
+    return json.loads(said)
 
 
 def base(target: str, r: random.Random) -> tuple[Batch, bool, bool]:
@@ -193,6 +222,8 @@ def base(target: str, r: random.Random) -> tuple[Batch, bool, bool]:
         q_lengths, k_lengths = tuple(min(q, 7) for q in q_lengths), tuple(min(k, 30) for k in k_lengths)
     name = target.split()[-1]
     appends, rotates = target.startswith(("append", "rotary")), target.startswith("rotary")
+    if appends:
+        k_lengths = tuple(k + NEW for k in k_lengths)
     cache = name.startswith("cache") or appends
     keys = r.choice(("paged", "paged", "packed")) if not cache else r.choice(("paged", "dense"))
     keys = {"page_table": "paged", "cu_seqlens_k": "packed", "cache_batch_idx": "dense"}.get(name, keys)
@@ -207,7 +238,7 @@ def base(target: str, r: random.Random) -> tuple[Batch, bool, bool]:
         call="cache" if cache else "varlen",
         dense_q=cache and decode and not name.startswith("cu_seqlens"),
         extra_q=4 if name == "seqused_q" else 0,
-        extra_k=NEW * 3 if name == "seqused_k" and keys != "paged" or appends and keys == "dense" else 0,
+        extra_k=9 if name == "seqused_k" and keys != "paged" else 0,
         batch_idx=name == "cache_batch_idx",
         leftpad=9 if name == "cache_leftpad" else 0,
         cp_world=2 if name == "cp_tot_seqused_k" else 1,
@@ -262,38 +293,36 @@ def lie(why: str, right: torch.Tensor, r: random.Random) -> torch.Tensor:
     return wrong.clamp(-(2**31), 2**31 - 1).to(torch.int32).view(right.shape)
 
 
+def with_new_keys(batch: Batch, rotates: bool) -> appended.Appended:
+    """A call that appends the last keys of the batch, at least one; rotated from positions that it names, if at all."""
+    rotary = ("halves", "interleaved")[batch.seed % 2] if rotates else ""
+    for seed in itertools.count(batch.seed):
+        call = appended.append(batch, seed, rotary, not batch.dense_q, NEW)
+        if rotates:
+            call.given.setdefault("rotary_seqlens", call.made.lengths["cache_seqlens"].clone())
+        if sum(call.new) and (not rotates or int(call.given["rotary_seqlens"].min()) >= 0):
+            return call
+
+
 class Stage:
     """A batch whose tensors all lie in an arena, and its call."""
 
     def __init__(self, batch: Batch, appends: bool, rotates: bool) -> None:
-        made = batches.make(batch)
-        self.batch, self.made = batch, made
-        given: dict[str, torch.Tensor] = {}
-        device, dtype = made.q.device, made.q.dtype
-        if appends:
-            count = NEW * batch.size
-            packed = not batch.dense_q
-            rows = (count,) if packed else (batch.size, NEW)
-            given["k"] = torch.ones(*rows, batch.heads_k, batch.head_dim, dtype=dtype, device=device)
-            given["v"] = torch.ones(*rows, batch.heads_k, batch.dims[1], dtype=dtype, device=device)
-            if packed:
-                given["cu_seqlens_k_new"] = batches.int32(range(0, count + 1, NEW))
-        if rotates:
-            angles = torch.linspace(0, 3, 100 * (batch.head_dim // 2), device=device).view(100, -1)
-            given["rotary_cos"], given["rotary_sin"] = angles.cos().to(dtype), angles.sin().to(dtype)
-            given["rotary_seqlens"] = made.lengths["cache_seqlens"].clone() % 90
+        call = with_new_keys(batch, rotates) if appends else None
+        made = batches.make(batch) if call is None else call.made
+        self.batch, self.made, self.append = batch, made, call
+        given = {} if call is None else call.given
         results = batches.new_results(made)
-        tensors = [made.q, made.k, made.v, *results, *given.values()]
-        tensors += [x for x in made.lengths.values() if isinstance(x, torch.Tensor)]
-        metadata = torch.zeros(1 + 4 * (batch.size + 4), dtype=torch.int32, device=device)
+        tensors = [made.q, made.k, made.v, *results]
+        tensors += [x for x in (*given.values(), *made.lengths.values()) if isinstance(x, torch.Tensor)]
+        metadata = torch.zeros(1 + 4 * (batch.size + 4), dtype=torch.int32, device=made.q.device)
         self.arena = Arena(BAND, 1 << 20)
         self.arena.clear(*tensors, metadata)
         take = self.arena.take
         made.q, made.k, made.v = (take(x) for x in (made.q, made.k, made.v))
         made.lengths = {n: take(x) if isinstance(x, torch.Tensor) else x for n, x in made.lengths.items()}
-        self.given = {n: take(x) for n, x in given.items()}
+        self.given = {n: take(x) if isinstance(x, torch.Tensor) else x for n, x in given.items()}
         self.results = tuple(take(x) for x in results)
-        self.appends = appends
         self.kept = {"q": made.q.clone(), "k": made.k.clone(), "v": made.v.clone()}
 
     def add_metadata(self) -> None:
@@ -311,8 +340,30 @@ class Stage:
         synchronize()
         return int(allocations.broken())
 
+    def verdict(self) -> str:
+        """What is wrong with the results of a right call, and with the cache after it."""
+        made = self.made
+        judged_q = made.q if self.append is None else self.append.judged_q
+        judged = batches.verdict(dataclasses.replace(made, q=judged_q), *self.results).result
+        if self.append is not None and not all(map(same_bits, (made.k, made.v), self.append.cache)):
+            return "the cache is not what the append leaves"
+        return "" if judged else judged.message
+
+    def refused(self) -> str:
+        """What `check_metadata` says of the call, "" if it is right."""
+        known = inspect.signature(hopper_attention.check_metadata).parameters
+        given = {n: x for n, x in {**self.made.lengths, **self.given}.items() if n in known and n not in "qkv"}
+        new = self.given.get("k")
+        if new is not None and new.dim() == 4:
+            given["seqlen_k_new"] = new.shape[1]
+        try:
+            hopper_attention.check_metadata(self.made.q, self.made.k, **given)
+        except ValueError as error:
+            return str(error)
+        return ""
+
     def restore(self) -> None:
-        if self.appends:
+        if self.append is not None:
             self.made.k.copy_(self.kept["k"])
             self.made.v.copy_(self.kept["v"])
 
@@ -328,15 +379,15 @@ class Stage:
             return "q was written"
         for name in ("k", "v"):
             x = getattr(made, name)
-            if self.appends and bool(x.isnan().any()):
+            if self.append is not None and bool(x.isnan().any()):
                 return f"the cache of {name} has NaN: memory outside the buffers was read"
-            if not self.appends and not same_bits(x, self.kept[name]):
+            if self.append is None and not same_bits(x, self.kept[name]):
                 return f"{name} was written"
         return ""
 
 
-def tell(number: int) -> tuple[int, str]:
-    """(lies told, "" or the damage) of a case."""
+def tell(number: int) -> tuple[bool, str]:
+    """(whether the call was malformed, "" or the damage) of a case."""
     r = random.Random(number)
     target = TARGETS[number % len(TARGETS)]
     why = LIES[number // len(TARGETS) % len(LIES)] if number < len(TARGETS) * len(LIES) else r.choice(LIES)
@@ -350,15 +401,19 @@ def tell(number: int) -> tuple[int, str]:
     targets = {n: stage.target(n) for n in names}
     targets = {n: x for n, x in targets.items() if x is not None}
     if not targets:
-        return 0, ""
+        return False, ""
     said = f"{target}: {why}, {batch.size} sequences, keys {batch.keys}, page size {batch.page_size}, {batch.dims}"
+    if refusal := stage.refused():
+        return True, f"{said}: check_metadata refuses the right call: {refusal}"
     stage.call()
     expected = [x.clone() for x in (*stage.results, stage.made.k, stage.made.v)]
+    if problem := stage.verdict():
+        return True, f"{said}: the right call is wrong: {problem}"
     stage.restore()
     right = {n: x.clone() for n, x in targets.items()}
-    wrong = {n: lie(why, x, r) for n, x in right.items()}
-    for n, x in targets.items():
-        x.copy_(wrong[n])
+    wrong = tell_lies(stage, targets, why, r)
+    if wrong is None:
+        return False, ""
     beside = stage.call()
     problem = stage.damage()
     if beside:
@@ -372,4 +427,27 @@ def tell(number: int) -> tuple[int, str]:
     found = [*stage.results, stage.made.k, stage.made.v]
     if not problem and (beside or not all(same_bits(a, b) for a, b in zip(found, expected, strict=True))):
         problem = "the next call is wrong"
-    return len(targets), f"{said}: {problem}" if problem else ""
+    return True, f"{said}: {problem}" if problem else ""
+
+
+def tell_lies(
+    stage: Stage, targets: dict[str, torch.Tensor], why: str, r: random.Random
+) -> dict[str, torch.Tensor] | None:
+    """Writes lies to the targets until the call is malformed; None, and the truth again, if no lie is."""
+    right = {n: x.clone() for n, x in targets.items()}
+    for _ in range(DRAWS):
+        wrong = {n: lie(why, x, r) for n, x in right.items()}
+        for n, x in targets.items():
+            x.copy_(wrong[n])
+        other_schedule = set(targets) == {"scheduler_metadata"} and not torch.equal(*map(only, (wrong, right)))
+        if other_schedule or stage.refused():
+            return wrong
+        why = r.choice(LIES)
+    for n, x in targets.items():
+        x.copy_(right[n])
+    return None
+
+
+def only(values: dict[str, torch.Tensor]) -> torch.Tensor:
+    (value,) = values.values()
+    return value

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
+from typing import Any
 
 import torch
 
@@ -31,11 +32,13 @@ BOUNDS = {"elementwise": gates.ELEMENTWISE_BOUND, "rms": gates.RMS_BOUND, "lse":
 
 @dataclasses.dataclass
 class Found:
-    """Of one call: the values of the gates and of the merge, and what is wrong, "" if nothing is."""
+    """Of one call: the values of the gates and of the merge, what is wrong, "" if nothing is, what the call was given."""
 
     gates: dict[str, float]
     merge: float = 0.0
     problem: str = ""
+    sm_margin: int = 0
+    with_lse: bool = True
 
 
 def seed_of(number: int, seed: int) -> int:
@@ -69,11 +72,19 @@ def values_of(found: gates.GateResult) -> dict[str, float]:
     return {"elementwise": found.elementwise, "rms": found.rms_ratio, "lse": found.lse_ratio or 0.0}
 
 
+def drawn(seed: int) -> dict[str, Any]:
+    """What the random cases leave out: SMs that stay free, and calls that return no LSE."""
+    r = random.Random(-1 - seed)
+    return {"sm_margin": r.choice((0, 0, 0, 1, 40, 1000)), "with_lse": r.random() < 0.8}
+
+
 def judge_dense(seed: int, pool: batches.Pool) -> Found:
-    case = dense_case(seed)
+    case, extra = dense_case(seed), drawn(seed)
     tensors = support.make_inputs(case)
-    found = support.verdict(case, tensors, *support.attend(case, tensors))
-    return Found(values_of(found), problem="" if found or small_rows(found, case) else found.message)
+    results = support.attend(case, tensors, sm_margin=extra["sm_margin"], return_attn_probs=extra["with_lse"])
+    out, lse = results if extra["with_lse"] else (results, None)
+    found = support.verdict(case, tensors, out, lse)
+    return Found(values_of(found), problem="" if found or small_rows(found, case) else found.message, **extra)
 
 
 def small_rows(found: gates.GateResult, case: support.Case) -> bool:
@@ -82,8 +93,17 @@ def small_rows(found: gates.GateResult, case: support.Case) -> bool:
 
 
 def judge_lengths(seed: int, pool: batches.Pool) -> Found:
-    made = batches.make(batch_of(seed))
-    return of_judged(batches.verdict(made, *batches.attend(made)), pool)
+    batch, extra = batch_of(seed), drawn(seed)
+    if batch.metadata:
+        extra["sm_margin"] = 0  # schedules are made without
+    made = batches.make(batch)
+    out, lse = batches.attend(made, with_lse=extra["with_lse"], sm_margin=extra["sm_margin"])
+    if not extra["with_lse"]:
+        if bool((lse != batches.LSE_POISON).any()):
+            return Found({}, problem=f"an LSE was written that the call was not given\n{batch.line()}", **extra)
+        lse = batches.attend(made)[1]  # the gates want one
+    found = of_judged(batches.verdict(made, out, lse), pool)
+    return dataclasses.replace(found, **extra)
 
 
 def judge_append(seed: int, pool: batches.Pool) -> Found:
@@ -155,6 +175,7 @@ def run(budget: Budget) -> dict:
     worst = {**{f"worst {gate} (bound {bound:g})": 0.0 for gate, bound in BOUNDS.items()},
              "worst merge (bound 1)": 0.0}  # fmt: skip
     kinds = dict.fromkeys(JUDGES, 0)
+    without_lse = with_margin = 0
     for number in budget.numbers():
         cases += 1
         kinds[KINDS[number % len(KINDS)]] += 1
@@ -165,6 +186,8 @@ def run(budget: Budget) -> dict:
             if "CUDA error" in str(error) or "illegal" in str(error):
                 break  # nothing else will run in this process
             continue
+        without_lse += not found.with_lse
+        with_margin += found.sm_margin > 0
         values = [found.gates.get(gate, 0.0) for gate in BOUNDS] + [found.merge]
         for name, value in zip(worst, values, strict=True):
             worst[name] = max(worst[name], value)
@@ -173,4 +196,6 @@ def run(budget: Budget) -> dict:
     if pool.problem() and not small():
         failures.add(pool.problem())
     counts = {f"{kind} calls": count for kind, count in kinds.items()}
-    return result(cases, failures, **worst, **counts)
+    return result(
+        cases, failures, **worst, **counts, calls_without_an_LSE=without_lse, calls_with_an_sm_margin=with_margin
+    )

@@ -1,4 +1,5 @@
 """compute-sanitizer over small calls of all functions, by tools/sanitize, which first lets each tool find a planted bug.
+memcheck also gets calls whose lengths, offsets, pages or schedules lie.
 
 HOPPER_ATTENTION_SANITIZER and HOPPER_ATTENTION_SANITIZER_DRIVER name the two programs; without them compute-sanitizer is
 the one of the wheel nvidia-cuda-sanitizer-api or the one on PATH, the driver that of a build tree, build/*/tests.
@@ -20,7 +21,7 @@ from reliability.harness import Budget, result
 
 TITLE = "compute-sanitizer: memcheck with TMA operations, racecheck, synccheck, initcheck; each finds its planted bug"
 NEEDS = "gpu"
-COUNT = 4 * 46  # cases of the driver under each of four tools
+COUNT = 4 * 46 + 85  # cases of the driver under each of four tools, and malformed ones under memcheck
 SECONDS = 480
 PARTS = 1
 

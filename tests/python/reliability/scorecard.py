@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,20 +32,17 @@ class Row:
 
 @dataclass(frozen=True)
 class Hazard:
-    """Something that went wrong elsewhere; what the library does about it; sections and test files that show it."""
+    """Something that went wrong elsewhere; what the library does about it; sections and test files that show it.
+
+    The first section gives figure, command and date, without one the tests do. figures: which of the section's are shown.
+    """
 
     what: str
     done: str
     sections: tuple[str, ...] = ()
     tests: tuple[str, ...] = ()
+    figures: tuple[str, ...] = ()
 
-
-# What is known about sections that fail.
-KNOWN = {
-    "soak": "Sinks ended rows by approximations then, which flush results below 2^-126; they do not any more (step 84 of "
-    "[the notes](performance-notes.md)), and that is all in which those sources differ from the ones here. On these the "
-    "soak ran for 190 s: 185,800 calls without a mismatch. Eight minutes of them are to be run.",
-}
 
 ROWS = [
     Row("random_cases", "Random calls of all functions with all features against float64, three gates", "random calls"),
@@ -54,7 +52,7 @@ ROWS = [
     Row("poison", "Poison in all memory that a call must not use: the bits of the clean run; guard bands intact; "
                   "inputs unchanged", "random calls"),
     Row("malformed_metadata", "Lengths, offsets, page ids and metadata that lie: nothing outside the buffers, no "
-                              "hang, next call right", "lies"),
+                              "hang, next call right", "malformed calls"),
     Row("wrong_calls", "Wrong arguments: the right exception before the launch, the argument named, next call right",
         "wrong calls"),
     Row("reruns", "The same call again under a memory hog and busy streams, bit by bit", "reruns"),
@@ -72,16 +70,17 @@ ROWS = [
     Row("binary_facts", "What the built library contains: warpgroup MMA in every attention kernel, no spills, one "
                         "object per architecture", "kernels"),
     Row("gates", "Seeded defects that the gates must reject", "defects"),
+    Row("without_gpu", "The package without a GPU: import, CPU tensors, messages", "tests"),
 ]  # fmt: skip
 
 HAZARDS = [
     Hazard("Unused memory reaches the result: a stale NaN in V times 0",
            "V rows outside the visible keys are zeroed at both ends; the mask selects instead of adding",
-           ("poison",), ("test_memory.py", "test_paged.py", "test_kvcache.py")),
+           ("poison",), ("test_memory.py", "test_paged.py", "test_kvcache.py"), ("poisoned keys",)),
     Hazard("Empty rows, sequences and batches", "0 and -inf; empty grids are not launched",
            ("random_cases", "pairs"), ("test_varlen.py", "test_grid.py")),
     Hazard("Malformed metadata on the device", "Clamped on the device, always; `check_metadata` names what is wrong",
-           ("malformed_metadata",), ("test_malformed.py",)),
+           ("malformed_metadata", "sanitizer"), ("test_malformed.py",)),
     Hazard("32-bit offsets", "64-bit offsets everywhere; limits of TMA are checked on the host", ("big_tensors",)),
     Hazard("Strides", "Equal to the contiguous copy, or an exception that names tensor, dim and stride",
            ("random_cases", "wrong_calls"), ("test_memory.py",)),
@@ -95,22 +94,28 @@ HAZARDS = [
     Hazard("Split boundaries", "Splits are bounded and end at key blocks", ("random_cases",),
            ("test_plans.py", "test_combine.py")),
     Hazard("Pipeline phases and hangs", "One function decides whether a tile has work, used by every warp",
-           ("malformed_metadata", "soak"), ("test_grid.py",)),
+           ("malformed_metadata", "soak"), ("test_grid.py", "test_plans.py")),
     Hazard("Bits that change from run to run", "No atomics in the order of a reduction",
            ("reruns", "batch_invariance"), ("test_repeat.py", "test_invariance.py")),
     Hazard("CUDA graphs", "Grids from bounds, lengths read on the device, counters that end at 0", ("graphs", "soak"),
            ("test_graphs.py",)),
-    Hazard("Workspace reuse", "Written before it is read", ("poison", "reruns"), ("test_memory.py",)),
+    Hazard("Programmatic dependent launch that compiles to nothing", "Every attention kernel waits for the kernel before "
+           "it, which is looked for in the machine code", ("binary_facts",), (),
+           ("attention kernels", "that wait for the kernel before (ACQBULK)")),
+    Hazard("Workspace reuse", "Written before it is read", ("poison", "reruns"), ("test_memory.py",),
+           ("guarded workspaces",)),
     Hazard("Streams, devices, threads", "The stream is passed, the device is guarded and restored",
            ("threads", "two_gpus", "soak"), ("test_repeat.py",)),
     Hazard("Races, reads of memory never written", "Barriers with phases; every shared byte is written before it is "
-           "read", ("sanitizer",)),
+           "read", ("sanitizer",), (), ("planted bugs found", "racecheck errors", "initcheck errors")),
     Hazard("Death of the process", "The library imports no `exit`, `abort`, `__assert_fail`; a failed launch is an "
-           "exception", ("binary_facts", "wrong_calls")),
+           "exception", ("binary_facts", "wrong_calls"), (), ("imports that end the process",)),
     Hazard("Wrong GPU or none", "Import works; the call says which capability it needs and which it found; CPU tensors "
-           "run the reference", (), ("../test_import.py", "../test_cpu_dispatch.py")),
+           "run the reference", ("without_gpu",), ("../test_import.py", "../test_cpu_dispatch.py")),
     Hazard("Warpgroup MMA serialised by the compiler, spills", "Both fail the build, and are looked for in the "
-           "library", ("binary_facts",)),
+           "library", ("binary_facts",), (), ("with HGMMA", "spills", "notes of serialised WGMMA")),
+    Hazard("Saturation and accumulation in fp8", "There is no fp8 on the GPU; every function refuses it and names the "
+           "tensor", ("wrong_calls",), (), ("with fp8",)),
     Hazard("Tests that cannot fail", "The gates reject seeded defects", ("gates",),
            ("test_defects.py", "../test_gates.py")),
 ]  # fmt: skip
@@ -154,11 +159,12 @@ def value_text(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:.3g}"
 
 
-def short(entry: dict[str, Any], unit: str = "cases") -> str:
-    """A section in one line."""
+def short(entry: dict[str, Any], unit: str = "cases", names: Collection[str] | None = None) -> str:
+    """A section in one line; names: those of its figures that are shown, else all."""
     cases, count, failures = entry["cases"], entry["count"], len(entry["failures"])
     said = f"{cases:,} of {count:,} {unit}" if cases < count else f"{cases:,} {unit}"
-    figures = [f"{name} {value_text(value)}" for name, value in entry["figures"].items()]
+    shown = {name: value for name, value in entry["figures"].items() if names is None or name in names}
+    figures = [f"{name} {value_text(value)}" for name, value in shown.items()]
     return "; ".join([f"{said}, {failures or 'no'} failure{'s' * (failures != 1)}", *figures])
 
 
@@ -182,25 +188,43 @@ def page(entries: dict[str, Any], report: dict[str, Any]) -> str:
         if entry is None:
             lines.append(f"| {what} | not run | `tools/reliability {row.section}` | |")
             continue
-        where = f"{entry['date']}, `{entry['kernel_sources_sha256'][:8]}`"
-        lines.append(f"| {what} | {short(entry, row.unit)} | `{entry['command']}` | {where} |")
+        lines.append(f"| {what} | {short(entry, row.unit)} | `{entry['command']}` | {when(entry)} |")
     tests = f"{report['passed']:,} passed, {report['failed']} failed; {report['judged_calls']:,} calls judged"
     worst = "".join(f"; worst {name} {value:.3g}" for name, value in report["worst"].items())
-    where = f"{report['date']}, `{report['kernel_sources_sha256'][:8]}`"
-    lines.append(f"| Tests that need a GPU | {tests}{worst} | `tools/gpu_report` | {where} |")
+    lines.append(f"| Tests that need a GPU | {tests}{worst} | `tools/gpu_report` | {when(report)} |")
     failing = {name: entry for name, entry in entries.items() if entry["failures"]}
     if failing:
         lines.append("\n## Failures\n")
         for name, entry in sorted(failing.items()):
             first = entry["failures"][0].strip().splitlines()[0][:300]
-            known = f" {KNOWN[name]}" if name in KNOWN else ""
-            lines.append(f"- `{name}`: {len(entry['failures'])}, the first: `{first.replace('`', '')}`.{known}")
-    lines += ["\n## Hazards\n", "| hazard | what the library does | shown by |", "| --- | --- | --- |"]
+            lines.append(f"- `{name}`: {len(entry['failures'])}, the first: `{first.replace('`', '')}`")
+    lines.append("\n## Hazards\n")
+    lines.append("| hazard | what the library does | figure | command | date, kernel sources | shown by |")
+    lines.append("| --- | --- | --- | --- | --- | --- |")
     for hazard in HAZARDS:
         shown = [f"[{name}](#{name})" for name in hazard.sections]
         shown += [tests_text(name, report.get("files", {})) for name in hazard.tests]
-        lines.append(f"| {hazard.what} | {hazard.done} | {', '.join(shown)} |")
+        cells = [hazard.what, hazard.done, *evidence(hazard, entries, report), ", ".join(shown)]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def when(entry: dict[str, Any]) -> str:
+    return f"{entry['date']}, `{entry['kernel_sources_sha256'][:8]}`"
+
+
+def evidence(hazard: Hazard, entries: dict[str, Any], report: dict[str, Any]) -> tuple[str, str, str]:
+    """Figure, command and date of a hazard."""
+    if not hazard.sections:
+        counts = [report["files"][f"tests/python/gpu/{name}"] for name in hazard.tests]
+        passed, failed = (sum(count[key] for count in counts) for key in ("passed", "failed"))
+        return f"{passed:,} tests passed, {failed} failed", "`tools/gpu_report`", when(report)
+    section = hazard.sections[0]
+    if section not in entries:
+        return "not run", f"`tools/reliability {section}`", ""
+    unit = next(row.unit for row in ROWS if row.section == section)
+    entry = entries[section]
+    return short(entry, unit, hazard.figures), f"`{entry['command']}`", when(entry)
 
 
 def tests_text(name: str, files: dict[str, dict[str, int]]) -> str:

@@ -1,10 +1,14 @@
 """Minutes of calls of changing shapes on four streams, eager and in graphs, under a watchdog.
 
 Each round has other shapes of all functions. The first result of a shape is checked against float64, all others are
-compared with it bitwise, so that every call is checked and 1 % of them by arithmetic. After ROUNDS rounds the shapes come
-again: torch and cuBLAS keep something for every shape that they have seen, so only with known shapes must memory stand
-still. Meanwhile the memory of the process and what torch holds on the GPU are watched: a straight line through the
-samples after the first pass over all shapes must not rise.
+compared with it bitwise, so that every call is checked and 1 % of them by arithmetic. In every GRAPH_EVERY-th round an
+engine's graph is replayed on one stream while the eager calls use the others; nothing is waited for until the round ends.
+
+After ROUNDS rounds the shapes come again, a pass, and must give the bits of the first pass. torch and cuBLAS keep
+something for every shape that they have seen, so only with known shapes must memory stand still: at the end of every
+SAMPLE_EVERY-th round, where no tensor and no graph of a round is alive and torch has given back what it does not use, a
+straight line through the samples after the first pass must not rise. Memory of the GPU that torch does not know of is the
+driver's, of graphs, and of the library; it is judged if no other section runs on the GPU.
 """
 
 from __future__ import annotations
@@ -41,74 +45,138 @@ SILENCE = 90
 STREAMS = 4
 CALLS = 90  # of a shape: with the replays, one call in a hundred is checked against float64
 SHAPES = 4  # of a round
-ROUNDS = 240  # then the same shapes come again; a multiple of GRAPH_EVERY
+ROUNDS = 240  # of a pass; a multiple of GRAPH_EVERY and SAMPLE_EVERY
 GRAPH_EVERY = 5  # rounds between those that capture, which is slow
-REPLAYS = 40
+SAMPLE_EVERY = 20
+REPLAYS = 40  # of a graph, fewer than CALLS
 HANG_SECONDS = 60
 MOST_SCORES = 1 << 21  # of a shape: the float64 check takes most of the time
-HOST_GROWTH = 4.0  # MiB a minute that is noise of allocators
-DEVICE_GROWTH = 4.0
+GROWTH = 4.0  # MiB a minute that is noise of allocators
+STEP = 65_521  # a prime: elements that far apart weigh alike in a fingerprint
+
+Prints = dict[tuple[int, int], list[int]]  # (round, place of the shape) -> fingerprint of its first result
 
 
 def run(budget: Budget) -> dict[str, Any]:
-    failures, counts = Failures(), {"calls": 0, "checked": 0, "shapes": 0, "replays": 0, "merges": 0}
-    watch = Watch(budget.seconds)
+    failures = Failures()
+    counts = {"checked": 0, "compared_with_the_first_pass": 0, "graphs": 0, "replays": 0, "merges": 0}
+    calls = done = 0
+    prints: Prints = {}
+    watch = Watch(alone=bool(budget.options.get("alone")))
     pulse = Pulse()
     streams = [torch.cuda.Stream() for _ in range(STREAMS)] if support.DEVICE == "cuda" else [None]
-    done = 0
+    watch.sample()
     while budget.left() > 0:
         number = budget.seed + 1 + done % ROUNDS
         if done == ROUNDS:
             watch.shapes_known()
         done += 1
-        budget.alive(counts["calls"], 0, f"{counts['shapes']} shapes")
+        budget.alive(calls, 0, f"{done} rounds")
         pulse.beat()
         try:
-            problem = one_round(number, streams, counts)
-            if not problem and number % GRAPH_EVERY == 0:
-                problem = graph_round(number, streams, counts)
+            made, problem = one_round(number, streams, counts, prints)
+            calls += made
         except Exception as error:
             problem = f"{type(error).__name__}: {error}"
         if problem:
             failures.add(f"round {number}: {problem}")
             if failures.count >= 5 or "CUDA error" in problem:
                 break
-        watch.sample()
+        if done % SAMPLE_EVERY == 0:
+            watch.sample()
     pulse.stop()
     for text in watch.problems():
         failures.add(text)
-    percent = round(100 * counts["checked"] / max(1, counts["calls"]), 2)
-    return result(counts["calls"], failures, **counts, percent_against_float64=percent, **watch.figures())
+    percent = round(100 * counts["checked"] / max(1, calls), 2)
+    return result(
+        calls, failures, shapes=min(done, ROUNDS) * SHAPES, passes=f"{done / ROUNDS:.1f}", **counts,
+        percent_against_float64=percent, **watch.figures(),
+    )  # fmt: skip
 
 
-def one_round(number: int, streams: list, counts: dict[str, int]) -> str:
-    """SHAPES new subjects, each called CALLS times on all streams in turn."""
+def one_round(number: int, streams: list, counts: dict[str, int], prints: Prints) -> tuple[int, str]:
+    """SHAPES subjects, each called CALLS times on all streams in turn but the graph's -> (calls, what is wrong)."""
     r = random.Random(number)
     chosen = [new_subject(r.randrange(1 << 30)) for _ in range(SHAPES)]
     firsts = [x.expected() for x in chosen]
-    for x, first in zip(chosen, firsts, strict=True):
-        counts["shapes"] += 1
+    for place, (x, first) in enumerate(zip(chosen, firsts, strict=True)):
         counts["checked"] += 1
         judged = x.judge(first)
         if not judged:
-            return f"{judged.message}\n{x.line}"
-    results = [[x.new_results() for x in chosen] for _ in streams]
-    wrong = [torch.zeros(len(chosen), dtype=torch.int64, device=support.DEVICE) for _ in streams]
+            return 0, f"{judged.message}\n{x.line}"
+        found = fingerprint(first)
+        counts["compared_with_the_first_pass"] += (number, place) in prints
+        if prints.setdefault((number, place), found) != found:
+            return 0, f"other bits than in the first pass\n{x.line}"
+    graph = None
+    eager = streams
+    if number % GRAPH_EVERY == 0:
+        at = number // GRAPH_EVERY % len(streams)
+        graph = GraphOfEngine(number, streams[at])
+        eager = [*streams[:at], *streams[at + 1 :]] or streams
+    results = [[x.new_results() for x in chosen] for _ in eager]
+    wrong = [torch.zeros(len(chosen), dtype=torch.int64, device=support.DEVICE) for _ in eager]
     wait_for_all()
-    calls = CALLS if support.DEVICE == "cuda" else 3
+    calls, replays = (CALLS, REPLAYS) if support.DEVICE == "cuda" else (3, 2)
     for call in range(1, calls):
+        if graph is not None and call <= replays:
+            graph.step(1000 * number + call)
         for place, x in enumerate(chosen):
-            turn = (call + place) % len(streams)
-            with on(streams[turn]):
+            turn = (call + place) % len(eager)
+            with on(eager[turn]):
                 mine = results[turn][place]
                 poison(mine)
                 x.call(mine)
                 wrong[turn][place] += differences(mine, firsts[place])
-    counts["calls"] += calls * len(chosen)
     counts["merges"] += merge_with_itself(firsts[0])
     wait_for_all()
+    made = calls * len(chosen)
     found = torch.stack(wrong).sum(0).tolist()
-    return "\n".join(f"{n} elements differ\n{x.line}" for x, n in zip(chosen, found, strict=True) if n)
+    problems = [f"{n} elements differ\n{x.line}" for x, n in zip(chosen, found, strict=True) if n]
+    if graph is not None:
+        counts["graphs"] += 1
+        counts["replays"] += replays
+        made += 2 * replays * graph.engine.model.layers
+        problems += graph.problems()
+    return made, "\n".join(problems)
+
+
+def fingerprint(results: tuple[torch.Tensor, torch.Tensor]) -> list[int]:
+    """Of out and LSE: the sum of their bits and the sum weighed by place, modulo 2^64."""
+    found = []
+    for x in results:
+        bits = support.bits(x).flatten().long()
+        place = torch.arange(len(bits), device=bits.device) % STEP + 1
+        found += [bits.sum(), (bits * place).sum()]
+    return torch.stack(found).tolist()
+
+
+class GraphOfEngine:
+    """An engine's step captured; each step on its stream has other lengths and is compared with an eager one."""
+
+    def __init__(self, number: int, stream: Any) -> None:
+        self.engine = Engine(random_model(number, 0 if support.DEVICE == "cuda" else 30), number)
+        self.engine.set(number)
+        self.engine.take_workspace()
+        wait_for_all()
+        self.graph = Replayed(self.engine.step)
+        self.stream = stream
+        self.wrong = torch.zeros((), dtype=torch.int64, device=support.DEVICE)
+
+    def step(self, seed: int) -> None:
+        """On one stream, since the replayed and the eager step share the engine's buffers."""
+        with on(self.stream):
+            self.engine.set(seed)
+            self.graph.replay()
+            replayed = self.engine.state()
+            self.engine.clear()
+            self.engine.step()
+            self.wrong += state_differs(replayed, self.engine.state()) + self.engine.unwritten()
+
+    def problems(self) -> list[str]:
+        """After the stream has been waited for."""
+        count = int(self.wrong)
+        return [f"{count} elements of graphs differ: {self.engine.model}"] if count else []
 
 
 def new_subject(seed: int) -> Subject:
@@ -138,30 +206,6 @@ def merge_with_itself(first: tuple[torch.Tensor, torch.Tensor]) -> int:
     return 1
 
 
-def graph_round(number: int, streams: list, counts: dict[str, int]) -> str:
-    """An engine's step captured, replayed on the streams in turn with changing lengths, compared with eager steps."""
-    model = random_model(number, 0 if support.DEVICE == "cuda" else 30)
-    engine = Engine(model, number)
-    engine.set(number)
-    engine.take_workspace()
-    wait_for_all()
-    graph = Replayed(engine.step)
-    wrong = torch.zeros((), dtype=torch.int64, device=support.DEVICE)
-    replays = REPLAYS if support.DEVICE == "cuda" else 2
-    for step in range(replays):
-        with on(streams[step % len(streams)]):
-            engine.set(1000 * number + step)
-            graph.replay()
-            replayed = engine.state()
-            engine.clear()
-            engine.step()
-            wrong += state_differs(replayed, engine.state()) + engine.unwritten()
-        wait_for_all()
-    counts["replays"] += replays
-    counts["calls"] += 2 * replays * model.layers
-    return f"{int(wrong)} elements of graphs differ: {model}" if int(wrong) else ""
-
-
 def on(stream: Any) -> Any:
     return torch.cuda.stream(stream)  # None: the current one, also without a GPU
 
@@ -178,66 +222,74 @@ def give_back() -> None:
 
 
 class Watch:
-    """Memory of this process and of torch on the GPU over time."""
+    """Memory of this process and of the GPU over time, in MiB. alone: no other process uses the GPU meanwhile."""
 
-    def __init__(self, seconds: float) -> None:
-        self.began, self.last, self.every = time.monotonic(), 0.0, min(1.0, seconds / 60)
-        self.samples: list[tuple[float, float, float, float]] = []  # minutes, host, torch, GPU used by all
+    COLUMNS = ("host", "torch allocated", "torch reserved", "GPU beside torch")
+
+    def __init__(self, alone: bool) -> None:
+        self.began = time.monotonic()
+        self.alone = alone
+        self.samples: list[tuple[float, ...]] = []  # minutes, then COLUMNS
         self.known = math.inf  # minutes until every shape had been seen
 
     def shapes_known(self) -> None:
-        self.known = (time.monotonic() - self.began) / 60
+        self.known = self.minutes()
+
+    def minutes(self) -> float:
+        return (time.monotonic() - self.began) / 60
 
     def sample(self) -> None:
-        now = time.monotonic()
-        if now - self.last < self.every:
-            return
-        self.last = now
         gc.collect()
         give_back()
         with open("/proc/self/statm", encoding="ascii") as file:
-            host = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
-        held = used = 0.0
+            host = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        allocated = reserved = used = 0
         if support.DEVICE == "cuda":
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
             free, total = torch.cuda.mem_get_info()
-            held, used = torch.cuda.memory_allocated() / 2**20, (total - free) / 2**20
-        self.samples.append(((now - self.began) / 60, host, held, used))
+            allocated, reserved, used = torch.cuda.memory_allocated(), torch.cuda.memory_reserved(), total - free
+        values = (host, allocated, reserved, used - reserved)
+        self.samples.append((self.minutes(), *(x / 2**20 for x in values)))
 
-    def later(self) -> list[tuple[float, float, float, float]]:
+    def later(self) -> list[tuple[float, ...]]:
         """Without the first pass over the shapes, in which caches fill."""
         return [x for x in self.samples if x[0] >= self.known]
 
-    def slope(self, column: int) -> float:
+    def slope(self, name: str) -> float:
         """MiB a minute of a straight line through the samples; 0.0 if there are too few."""
-        later = self.later()
+        later, column = self.later(), 1 + self.COLUMNS.index(name)
         if len(later) < 10:
             return 0.0
         return statistics.linear_regression([x[0] for x in later], [x[column] for x in later]).slope
 
-    def at_quarters(self, column: int) -> list[float]:
+    def at_quarters(self, name: str) -> list[float]:
         """At the start and after each quarter of the time."""
-        end = self.samples[-1][0] if self.samples else 0.0
-        return [next(x[column] for x in self.samples if x[0] >= end * n / 4) for n in range(5) if self.samples]
+        end, column = self.samples[-1][0], 1 + self.COLUMNS.index(name)
+        return [next(x[column] for x in self.samples if x[0] >= end * n / 4) for n in range(5)]
+
+    def judged(self) -> list[str]:
+        return [name for name in self.COLUMNS if self.alone or name != "GPU beside torch"]
 
     def figures(self) -> dict[str, Any]:
-        """GPU memory of all processes is no verdict: other sections may run beside this one."""
-        return {
+        found: dict[str, Any] = {
             "samples_of_memory": len(self.samples),
             "minutes_until_all_shapes_were_seen": round(self.known, 2) if self.known < math.inf else "never",
-            "host_MiB_per_minute": round(self.slope(1), 3),
-            "torch_MiB_per_minute": round(self.slope(2), 3),
-            "GPU_MiB_per_minute_of_all_processes": round(self.slope(3), 3),
-            "host_MiB_at_the_quarters": " ".join(f"{x:.0f}" for x in self.at_quarters(1)),
         }
+        for name in self.COLUMNS:
+            said = "" if name in self.judged() else " (not judged, others use the GPU)"
+            found[f"{name} MiB per minute{said}"] = round(self.slope(name), 3)
+            found[f"{name} MiB at the quarters"] = " ".join(f"{x:.0f}" for x in self.at_quarters(name))
+        return found
 
     def problems(self) -> list[str]:
         found = []
         long_enough = bool(self.samples) and self.samples[-1][0] >= 2
         if long_enough and self.samples[-1][0] < 2 * self.known:
             found.append(f"the {ROUNDS} rounds of shapes did not come twice, so that growth of memory is not known")
-        for name, column, most in (("the host", 1, HOST_GROWTH), ("torch on the GPU", 2, DEVICE_GROWTH)):
-            if long_enough and self.slope(column) > most:
-                found.append(f"memory of {name} grows by {self.slope(column):.2f} MiB a minute, allowed {most}")
+        for name in self.judged():
+            if long_enough and self.slope(name) > GROWTH:
+                found.append(f"memory of {name} grows by {self.slope(name):.2f} MiB a minute, allowed {GROWTH}")
         return found
 
 

@@ -1,6 +1,7 @@
 """Eight threads, each with calls of its own on a stream of its own, and producers that are late on side streams.
 
-No call is waited for: every result is compared bitwise on the device. A case is one call; a late producer is one, too.
+No call is waited for: every result is compared bitwise on the device. A case is one call of a thread; the calls behind
+late producers come first and beside them.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import torch
 from gpu import batches, support
 from gpu.batches import Batch
 from gpu.support import Case
-from reliability._subjects import differences, poison, small, subject
+from reliability._subjects import Results, differences, poison, small, subject
 from reliability.harness import Budget, Failures, result
 
 TITLE = "Eight threads on streams of their own; producers that are late"
@@ -55,7 +56,7 @@ def run(budget: Budget) -> dict[str, Any]:
         for problem in worker.problems:
             failures.add(problem)
     calls = sum(worker.done for worker in workers)
-    return result(calls + late, failures, threads=THREADS, calls=calls, late_producers=late)
+    return result(calls, failures, threads=THREADS, late_producers=late)
 
 
 class Worker(threading.Thread):
@@ -108,39 +109,64 @@ class Worker(threading.Thread):
 
 def late_producers(failures: Failures, count: int) -> int:
     """Lengths, pages, q, k and v arrive on a side stream long after the call was made there."""
-    found = [shape for i in range(-(-count // 4)) for shape in shapes(i) if isinstance(shape, Batch)][:count]
+    found = [shape for i in range(-(-count // 4)) for shape in Worker.sized(shapes(i))][:count]
     for place, shape in enumerate(found):
-        batch = batches.main_dims(shape if support.DEVICE == "cuda" else small(shape))
-        made = batches.make(batch)
-        expected = batches.attend(made)
-        results = batches.new_results(made)
-        right = {name: x for name, x in made.lengths.items() if isinstance(x, torch.Tensor)}
-        for name, x in right.items():
-            made.lengths[name] = torch.zeros_like(x)
-        values = made.q, made.k, made.v
-        made.q, made.k, made.v = (torch.full_like(x, float("nan")) for x in values)
-
-        def produce(made=made, right=right, values=values) -> None:
-            for name, x in right.items():
-                made.lengths[name].copy_(x)
-            for x, value in zip((made.q, made.k, made.v), values, strict=True):
-                x.copy_(value)
-
+        late = LateDense(support.main_dims(shape)) if isinstance(shape, Case) else LateBatch(batches.main_dims(shape))
         waited = False
         if support.DEVICE == "cuda":
             side = torch.cuda.Stream()
             torch.cuda.synchronize()
             with torch.cuda.stream(side):
                 torch.cuda._sleep(SLEEP_CYCLES)
-                produce()
-                batches.attend(made, results)
+                late.produce()
+                results = late.call()
             waited = side.query()
             side.synchronize()
         else:
-            produce()
-            batches.attend(made, results)
-        differing = int(differences(results, expected))
+            late.produce()
+            results = late.call()
+        differing = int(differences(results, late.expected))
         if waited or differing:
             text = "the call waited for its inputs" if waited else f"{differing} elements differ"
-            failures.add(f"late producer {place}: {text}\n{batch.line()}")
+            failures.add(f"late producer {place}: {text}\n{late.line}")
     return len(found)
+
+
+class LateDense:
+    """A call of flash_attn_func whose q, k and v are NaN until produce()."""
+
+    def __init__(self, case: Case) -> None:
+        self.case, self.line = case, case.line()
+        self.values = support.make_inputs(case)
+        self.expected = support.attend(case, self.values)
+        self.late = {**self.values, **{name: torch.full_like(self.values[name], float("nan")) for name in "qkv"}}
+
+    def produce(self) -> None:
+        for name in "qkv":
+            self.late[name].copy_(self.values[name])
+
+    def call(self) -> Results:
+        return support.attend(self.case, self.late)
+
+
+class LateBatch:
+    """A batch whose q, k and v are NaN and whose lengths and pages are zeros until produce()."""
+
+    def __init__(self, batch: Batch) -> None:
+        self.line = batch.line()
+        made = self.made = batches.make(batch)
+        self.expected = batches.attend(made)
+        self.lengths = {name: x for name, x in made.lengths.items() if isinstance(x, torch.Tensor)}
+        self.values = made.q, made.k, made.v
+        made.lengths.update({name: torch.zeros_like(x) for name, x in self.lengths.items()})
+        made.q, made.k, made.v = (torch.full_like(x, float("nan")) for x in self.values)
+        self.results = batches.new_results(made)
+
+    def produce(self) -> None:
+        for name, x in self.lengths.items():
+            self.made.lengths[name].copy_(x)
+        for x, value in zip((self.made.q, self.made.k, self.made.v), self.values, strict=True):
+            x.copy_(value)
+
+    def call(self) -> Results:
+        return batches.attend(self.made, self.results)

@@ -34,4 +34,5 @@ def run(budget: Budget) -> dict:
                 break
     functions = {function.__name__ for function in wrong_calls.FUNCTIONS.values()}
     mine = range(budget.part, count, budget.parts)
-    return {**result(cases, failures, of=f"{len(functions)} functions"), "count": len(mine)}
+    fp8 = sum("fp8" in calls[number].why for number in mine)
+    return {**result(cases, failures, of=f"{len(functions)} functions", with_fp8=fp8), "count": len(mine)}
