@@ -25,6 +25,11 @@ def test_the_pages_and_the_report_are_those_of_the_data():
     assert scorecard.FEATURES.read_text(encoding="utf-8") == scorecard.features_page(), hint
 
 
+def test_what_is_committed_did_all_that_a_section_has():
+    for name, entry in scorecard.load().items():
+        assert entry["cases"] >= entry["count"] and "less was asked for" not in entry["figures"], name
+
+
 def test_every_hazard_names_what_is_there():
     sections = set(scorecard.section_names()) | {row.section for row in scorecard.ROWS}
     for hazard in scorecard.HAZARDS:
