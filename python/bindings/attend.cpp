@@ -13,7 +13,9 @@
 #include "bindings.h"
 #include "fast_function.h"
 #include "hopper_attention/append.h"
+#include "hopper_attention/errors.h"
 #include "hopper_attention/forward.h"
+#include "rotated_query.h"
 #include "tensor_argument.h"
 #include "torch_functions.h"
 
@@ -277,10 +279,6 @@ nb::object launch(Given given, Arguments& args, std::optional<AppendArguments>& 
     lse = call(torch.empty_lse, {given[kQ]});
     reader.read(lse.ptr(), args.softmax_lse);
   }
-  if (appended && appended->q.given()) {
-    rotated = empty_output(given[kQ], given[kQ], args.q, args.q);
-    reader.read(rotated.ptr(), appended->q_rotated);
-  }
   if (!reader.all_plain()) { return nb::none(); }
   auto const allocate = [&](std::int64_t bytes) {
     nb::gil_scoped_acquire const held;
@@ -290,13 +288,31 @@ nb::object launch(Given given, Arguments& args, std::optional<AppendArguments>& 
     return tensor;
   };
   Stream const stream = current_stream(*torch.api, args.q.device);
-  {
+  auto const run = [&] {
     nb::gil_scoped_release const released;
     if (appended) {
       append_and_forward(*appended, args, stream, std::ref(allocate));
     } else {
       hopper_attention::forward(args, stream, std::ref(allocate));
     }
+  };
+  Tensor const whole = args.workspace;
+  bool const rotates = appended && appended->q.given();
+  bool done = false;
+  if (rotates && take_from_workspace(args, *appended)) {
+    try {
+      run();
+      done = true;
+    } catch (InvalidArgument const&) { args.workspace = whole; }  // too small for both, or wrong in another way
+  }
+  if (!done) {
+    if (rotates) {
+      rotated = empty_output(given[kQ], given[kQ], args.q, args.q);
+      appended->q_rotated = {};
+      reader.read(rotated.ptr(), appended->q_rotated);
+      if (!reader.all_plain()) { return nb::none(); }
+    }
+    run();
   }
   return with_lse ? nb::object(nb::make_tuple(out, lse)) : out;
 }

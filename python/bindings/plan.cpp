@@ -12,6 +12,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "bindings.h"
+#include "rotated_query.h"
 
 namespace hopper_attention::python {
 
@@ -54,6 +55,8 @@ DataType parse_dtype(std::string const& text) {
 
 namespace {
 
+constexpr std::int64_t kMaxRows = std::int64_t{1} << 30;  // more than that no call takes
+
 char const* calls_text(TileConfig const& tile) {
   switch (tile.calls) {
     case Calls::kAll:
@@ -87,7 +90,7 @@ Plan make_plan(DeviceInfo const& device, std::string const& dtype, std::int64_t 
                std::int64_t head_dim_v, bool has_sinks, bool causal, std::int64_t window_left,
                std::int64_t window_right, std::int64_t attention_chunk, double softcap, std::int64_t num_splits,
                std::int64_t sm_margin, bool batch_invariant, std::int64_t page_size, bool ragged,
-               std::optional<std::int64_t> total_q, bool has_metadata) {
+               std::optional<std::int64_t> total_q, bool has_metadata, bool rotary) {
   ProblemShape const shape{
       .dtype = parse_dtype(dtype),
       .batch = batch,
@@ -118,7 +121,14 @@ Plan make_plan(DeviceInfo const& device, std::string const& dtype, std::int64_t 
   if (has_metadata) { options.scheduler_metadata = given; }
   Problem problem = make_problem(shape, options);
   if (total_q) { problem.total_q = static_cast<int>(std::min<std::int64_t>(*total_q, problem.total_q)); }
-  return hopper_attention::plan(problem, device);
+  Plan made = hopper_attention::plan(problem, device);
+  if (rotary) {
+    std::int64_t const query_bytes = std::min(total_q.value_or(batch * seqlen_q), kMaxRows) * heads_q * head_dim * 2;
+    made.workspace_bytes = workspace_with_rotated_query(made.workspace_bytes, query_bytes);
+    made.reasons.push_back("workspace: " + std::to_string(made.workspace_bytes) + " bytes with the rotated q, " +
+                           std::to_string(query_bytes) + " bytes, behind it");
+  }
+  return made;
 }
 
 void bind_tile(nb::module_& module) {
@@ -177,9 +187,10 @@ void bind_plan(nb::module_& module) {
       nb::arg("has_sinks") = false, nb::arg("causal") = false, nb::arg("window_left") = -1,
       nb::arg("window_right") = -1, nb::arg("attention_chunk") = 0, nb::arg("softcap") = 0.0, nb::arg("num_splits") = 0,
       nb::arg("sm_margin") = 0, nb::arg("batch_invariant") = false, nb::arg("page_size") = 0, nb::arg("ragged") = false,
-      nb::arg("total_q").none() = nb::none(), nb::arg("has_metadata") = false,
+      nb::arg("total_q").none() = nb::none(), nb::arg("has_metadata") = false, nb::arg("rotary") = false,
       "The plan of a call of this shape on `device`; needs no GPU. ragged: lengths are on the device, seqlen_* are\n"
-      "bounds. total_q: rows of a packed q, which is ragged, too.");
+      "bounds. total_q: rows of a packed q, which is ragged, too. rotary: workspace_bytes have room for the rotated "
+      "q.");
 }
 
 }  // namespace hopper_attention::python

@@ -10,6 +10,8 @@ from hopper_attention.arguments import check_torch_inputs, flag, is_torch, lengt
 
 # What flash_attn_with_kvcache calls the arguments of attention.
 _NAMES = {"k": "k_cache", "v": "v_cache", "seqused_k": "cache_seqlens"}
+_WORKSPACE = 16  # its place in what `gpu.arguments` returns
+_ROTATED_ALIGNMENT = 256  # of a rotated q, from the start of the workspace; as in the bindings
 
 
 def attend(
@@ -93,12 +95,16 @@ def attend(
         _core.check(*args)  # before anything is written
     except (ValueError, TypeError, NotImplementedError) as error:
         raise renamed(error) from None
+    rotated = None
+    if workspace is not None and (rotary_cos is not None or rotary_sin is not None):
+        args, rotated = with_room(args)
     rotated = append(
         args[0],
         k,
         v,
         args[1],
         args[2],
+        rotated=rotated,
         rotary_cos=rotary_cos,
         rotary_sin=rotary_sin,
         seqused_k=seqused_k,
@@ -114,6 +120,25 @@ def attend(
     return gpu.forward((rotated, *args[1:]), return_lse)
 
 
+def with_room(args: tuple) -> tuple[tuple, Any]:
+    """The arguments of attention, which passed its checks, with a workspace that ends before room for a rotated q, and a
+    tensor there; as they are, and None, if the workspace is too small for both.
+    """
+    q, workspace = args[0], args[_WORKSPACE]
+    if not is_torch(q) or not is_torch(workspace):
+        return args, None
+    size = q.numel() * q.element_size()
+    before = (workspace.numel() - size) // _ROTATED_ALIGNMENT * _ROTATED_ALIGNMENT
+    if before < 0:
+        return args, None
+    shorter = (*args[:_WORKSPACE], workspace[:before], *args[_WORKSPACE + 1 :])
+    try:
+        _core.check(*shorter)
+    except ValueError:
+        return args, None
+    return shorter, workspace[before : before + size].view(q.dtype).view(q.shape)
+
+
 def append(
     q: Any,
     k: Any,
@@ -121,6 +146,7 @@ def append(
     k_cache: Any,
     v_cache: Any,
     *,
+    rotated: Any,
     rotary_cos: Any,
     rotary_sin: Any,
     seqused_k: Any,
@@ -133,14 +159,15 @@ def append(
     rotary_interleaved: bool,
     per_position: bool,
 ) -> Any:
-    """Writes k and v to the cache, rotated if rotary_cos and rotary_sin are given -> q, or a rotated copy of it."""
+    """Writes k and v to the cache, rotated if rotary_cos and rotary_sin are given -> q, or a rotated copy of it, which
+    goes to `rotated` if that is given.
+    """
     rotates = rotary_cos is not None or rotary_sin is not None
-    rotated = None
     if "torch" in sys.modules:
         check_torch_inputs(k=k, v=v, rotary_cos=rotary_cos, rotary_sin=rotary_sin)
         if not gpu.stream_comes_with_tensors():
             k, v, rotary_cos, rotary_sin = gpu.detached(k, v, rotary_cos, rotary_sin)
-    if rotates:
+    if rotates and rotated is None:
         if not is_torch(q):
             raise TypeError("q: must be a torch tensor with rotary embedding, which allocates the rotated q")
         rotated = gpu.empty_output(q, q)

@@ -8,7 +8,7 @@ While torch traces or a mode or transform watches, calls go through `torch.ops.h
 Errors are ValueError, TypeError or NotImplementedError, raised before anything is launched or written; RuntimeError if
 the GPU or its driver cannot run the kernels. No call synchronises (but to read a max_seqlen_* that is on the GPU) or
 allocates on the device beyond `torch.empty` for results, workspace and a rotated q, so that all can be captured in CUDA
-graphs.
+graphs; with out, softmax_lse and workspace given, nothing.
 
 Accepted without effect: q_descale, k_descale, v_descale with 16-bit tensors; pack_gqa (a hint); deterministic (results
 always are); max_seqlen_q with dense q; cu_seqlens_k_new without k.
@@ -390,8 +390,10 @@ def flash_attn_with_kvcache(
     Returns out, as q with Dv; with return_softmax_lse (out, softmax_lse (B, Hq, Sq) or (Hq, Tq) float32). A query that
     sees no key gives 0 and -inf, with s_aux 0 and s_aux.
 
-    Raises and allocates as `flash_attn_func`, and allocates a rotated q with rotary embedding. Appending is a launch of
-    its own before attention; all errors of both are found before it, but that a workspace cannot be allocated.
+    Raises and allocates as `flash_attn_func`, and with rotary embedding a rotated q, like q; it goes to the end of a
+    workspace that is given and has room for it, as that of plan(..., rotary=True).workspace_bytes has: bytes of the plan
+    and of q, each rounded up to 256. Appending is a launch of its own before attention; all errors of both are found
+    before it, but that a workspace cannot be allocated.
     """
     if not watching.is_traced() and qv is None:
         appends = k is not None or v is not None or rotary_cos is not None or rotary_sin is not None

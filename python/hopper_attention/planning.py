@@ -39,6 +39,7 @@ def plan(
     lengths_on_device: bool = False,
     total_q: int | None = None,
     scheduler_metadata: bool = False,
+    rotary: bool = False,
 ) -> _core.Plan:
     """The plan of a call: kernels, tiles, splits, grid, workspace, and the reason for each. print(plan) explains it.
 
@@ -49,8 +50,9 @@ def plan(
     Without more, a dense call, or one whose sequences all have max_seqlen_*. lengths_on_device: tensors say how long
     each sequence is (cache_seqlens, seqused_*), and max_seqlen_* are bounds, those that the call is given or that its
     shapes allow. total_q: rows of a packed q (`flash_attn_varlen_func`, cu_seqlens_q), whose lengths are on the device, too.
-    scheduler_metadata: whether the call is given some that it uses (see `get_scheduler_metadata`). The plan follows from
-    these alone, never from lengths.
+    scheduler_metadata: whether the call is given some that it uses (see `get_scheduler_metadata`). rotary: new keys and
+    queries are rotated; workspace_bytes then have room for the rotated q, which is allocated in a workspace without. The
+    plan follows from these alone, never from lengths.
 
     Raises ValueError or TypeError for values that no call takes, NotImplementedError if there is no kernel for them,
     RuntimeError if `device` is a GPU that cannot be asked.
@@ -86,6 +88,7 @@ def plan(
         ragged=flag("lengths_on_device", lengths_on_device),
         total_q=rows,
         has_metadata=flag("scheduler_metadata", scheduler_metadata),
+        rotary=flag("rotary", rotary),
     )
 
 

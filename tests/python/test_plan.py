@@ -268,3 +268,14 @@ WRONG_RAGGED = [
 def test_wrong_ragged_questions(name, error, changes):
     with pytest.raises(error, match=f"^{name}: "):
         plan(**changes)
+
+
+@pytest.mark.parametrize("rows", [{}, {"total_q": 505}], ids=["dense q", "packed q"])
+def test_rotary_takes_room_for_the_rotated_query(rows):
+    sizes = {"batch": 3, "max_seqlen_q": 701, "max_seqlen_k": 4000, "heads_q": 6, "heads_kv": 2}
+    asked = {"dtype": "bf16", "head_dim": 72, "device": "H100", "lengths_on_device": True, **sizes, **rows}
+    without, found = hopper_attention.plan(**asked), hopper_attention.plan(**asked, rotary=True)
+    query = rows.get("total_q", 3 * 701) * 6 * 72 * 2
+    assert without.workspace_bytes > 0
+    assert found.workspace_bytes == -(-without.workspace_bytes // 256) * 256 + -(-query // 256) * 256
+    assert found.reasons[-1].startswith(f"workspace: {found.workspace_bytes} bytes with the rotated q, {query} bytes")

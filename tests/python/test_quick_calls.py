@@ -177,6 +177,51 @@ def test_a_workspace_that_is_too_small_is_missed_before_the_append(world, ways):
     assert ways.taken == {"short": 1, "long": 0}
 
 
+@pytest.fixture
+def allocated(monkeypatch):
+    """What Python was asked to allocate: empty_like and empty."""
+    made = []
+    for name in ("empty_like", "empty"):
+        real = getattr(torch, name)
+        monkeypatch.setattr(torch, name, lambda *a, real=real, **k: made.append(real(*a, **k)) or made[-1])
+    gpu.use_torch.__wrapped__()
+    yield made
+    monkeypatch.undo()
+    gpu.use_torch.__wrapped__()
+
+
+@pytest.mark.parametrize("way", ["short", "long"])
+@pytest.mark.parametrize("missing", [0, 1])
+def test_a_rotated_query_goes_to_the_end_of_the_workspace(world, ways, allocated, way, missing):
+    """With the bytes of the plan and of q, each rounded up to 256; with one less it is allocated."""
+    ways.long_only = way == "long"
+    with testing.force_plan(num_splits=2, cluster=-1):
+        given = arguments(world, "append", {"workspace": None, "num_splits": 0})
+        FUNCTIONS["append"](**given)
+        of_plan = -(-_core.last_launch()["plan"].workspace_bytes // 256) * 256
+        size = -(-given["q"].nbytes // 256) * 256
+        assert of_plan > 0
+        workspace = torch.zeros(of_plan + size - missing, dtype=torch.uint8)
+        allocated.clear()
+        FUNCTIONS["append"](**given | {"workspace": workspace})
+    rotated, seen = _core.last_append()["q_rotated"], _core.last_launch()
+    assert seen["q"] == rotated and tuple(rotated["shape"]) == given["q"].shape
+    inside = workspace.data_ptr() + of_plan == rotated["data"]
+    assert (inside, len(allocated)) == ((True, 0) if not missing else (False, 1))
+    assert tuple(seen["workspace"]["shape"]) == (of_plan if not missing else workspace.numel(),)
+    assert seen["workspace"]["data"] == workspace.data_ptr()
+
+
+def test_a_rotated_query_does_not_go_where_results_are(world, ways):
+    given = arguments(world, "append")
+    given["workspace"] = torch.zeros(1 << 20, dtype=torch.uint8)
+    given["out"] = given["workspace"][-given["q"].nbytes :].view(given["q"].dtype).view(given["q"].shape)
+    error, message = outcome("append", given)
+    assert error is ValueError and message.startswith("out: shares memory with workspace")
+    ways.long_only = True
+    assert outcome("append", given) == (error, message)
+
+
 class Subclass(torch.Tensor):
     pass
 

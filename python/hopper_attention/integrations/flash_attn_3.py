@@ -130,8 +130,8 @@ def _flash_attn_forward(
     """Every attention call of FlashAttention-3, in one function. Returns (out, softmax_lse, empty, empty): where FA3
     hands out the parts of a split, there is nothing.
 
-    The public function is chosen by what is given: `flash_attn_with_kvcache` for new keys, left padding, a batch index
-    or lengths of dense keys, `flash_attn_varlen_func` for packed queries, else `flash_attn_func`; each says what it
+    The public function is chosen by what is given: `flash_attn_with_kvcache` for new keys, left padding, a batch index,
+    lengths of dense keys or packed queries on dense keys, `flash_attn_varlen_func` for other packed queries, else `flash_attn_func`; each says what it
     raises. Tensors whose last stride is not 1 are copied, as FA3 does.
     """
     q, k, v, k_new, v_new, qv = (
@@ -154,7 +154,10 @@ def _flash_attn_forward(
     }
     dense_q = cu_seqlens_q is None
     of_a_cache = (k_new, v_new, kv_batch_idx, leftpad_k, rotary_cos, rotary_sin, seqlens_rotary)
-    if any(x is not None for x in of_a_cache) or (dense_q and (page_table is not None or seqused_k is not None)):
+    dense_k = k.dim() == 4 and page_table is None
+    if any(x is not None for x in of_a_cache) or (
+        dense_k if not dense_q else page_table is not None or seqused_k is not None
+    ):
         if seqused_q is not None or cu_seqlens_k is not None:
             raise NotImplementedError("seqused_q and cu_seqlens_k: not available with a cache or with dense queries")
         result = hopper_attention.flash_attn_with_kvcache(

@@ -1,20 +1,34 @@
-"""SGLang: its spelling of the attention functions (sgl_kernel.flash_attn, sglang 0.5), and `install()` to run it on them.
+"""SGLang: its spelling of the attention functions (sgl_kernel.flash_attn, sglang 0.5), and a plugin to run it on them.
 
-    from hopper_attention.integrations import sglang
-    sglang.install()      # before the server is started, in its process; --attention-backend fa3
+    HOPPER_ATTENTION_SGLANG=1 python -m sglang.launch_server --attention-backend fa3 ...
+
+SGLang finds `plugin` by itself, in each of its processes, as a plugin of the group sglang.srt.plugins; nothing happens
+unless the variable is set. Where Python starts the server, `install()` before sets it.
 
 `ver` chooses FlashAttention's version there; 3 runs here, others raise.
 """
 
 from __future__ import annotations
 
+import os
 from functools import partial
 
 import hopper_attention
 
+SWITCH = "HOPPER_ATTENTION_SGLANG"
+
+
+def plugin() -> None:
+    """`install()`, if HOPPER_ATTENTION_SGLANG is 1 or true."""
+    if os.environ.get(SWITCH, "").strip().lower() in ("1", "true"):
+        install()
+
 
 def install() -> None:
-    """Puts the functions in the place of SGLang's FlashAttention-3, in sgl_kernel and where sglang loads it."""
+    """Puts the functions in the place of SGLang's FlashAttention-3, in sgl_kernel and where sglang loads it, here and, by
+    HOPPER_ATTENTION_SGLANG, in the processes that this one starts: SGLang's schedulers are some.
+    """
+    os.environ[SWITCH] = "1"
     import sgl_kernel.flash_attn as kernels
 
     names = ("flash_attn_with_kvcache", "flash_attn_varlen_func", "get_scheduler_metadata")
@@ -244,8 +258,10 @@ def get_scheduler_metadata(
     qkv_dtype=None,
     headdim_v=None,
     cu_seqlens_q=None,
+    cu_seqlens_k=None,
     cu_seqlens_k_new=None,
-    cache_leftpad=None,
+    seqused_q=None,
+    leftpad_k=None,
     page_size=None,
     max_seqlen_k_new=0,
     causal=False,
@@ -256,7 +272,12 @@ def get_scheduler_metadata(
     pack_gqa=None,
     sm_margin=0,
 ):
-    """`hopper_attention.get_scheduler_metadata`; num_heads and num_heads_k are num_heads_q and num_heads_kv."""
+    """`hopper_attention.get_scheduler_metadata`; num_heads and num_heads_k are num_heads_q and num_heads_kv, leftpad_k is
+    cache_leftpad.
+
+    Raises NotImplementedError for cu_seqlens_k and seqused_q: cache_seqlens say how many keys there are.
+    """
+    _refuse(cu_seqlens_k=cu_seqlens_k, seqused_q=seqused_q)
     return hopper_attention.get_scheduler_metadata(
         batch_size,
         max_seqlen_q,
@@ -269,7 +290,7 @@ def get_scheduler_metadata(
         headdim_v,
         cu_seqlens_q,
         cu_seqlens_k_new,
-        cache_leftpad,
+        leftpad_k,
         page_size,
         max_seqlen_k_new,
         causal,

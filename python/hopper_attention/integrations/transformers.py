@@ -1,8 +1,8 @@
 """Hugging Face transformers: `register()`, then `from_pretrained(..., attn_implementation="hopper_attention")`.
 
 Causal and bidirectional attention, sliding windows, softcap, sinks, padding on any side, packed sequences, every kind
-of cache, and paged continuous batching. Masks of other shapes (chunks, images that see each other, user functions) are
-refused, never ignored.
+of cache, and paged continuous batching. Masks of other shapes (chunks, images that see each other, user functions),
+position biases and selected keys are refused, never ignored; so are models that compute with the mask themselves.
 
 Two names are registered. NAME is for everything but continuous batching, which takes only implementations with "flash" in
 their name; for those transformers loads functions by name from its hub, unless `register()` has told it ours. So
@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 import hopper_attention
 
@@ -24,6 +25,70 @@ _PLAIN_MASKS = ("causal_mask_function", "bidirectional_mask_function")
 _WINDOWS = ("sliding_window_overlay", "sliding_window_bidirectional_overlay")
 _PACKED = "packed_sequence_mask_function"
 _POSITIONS = "remap_positions_for_packed_sequence"
+# What models hand to their attention function that changes the result and is not available here.
+_REFUSED = ("position_bias", "attention_bias", "alibi", "indices", "block_indices", "sinks", "head_mask")
+
+_MOVING = tuple(getattr(torch.Tensor, name) for name in ("to", "cpu", "cuda", "clone", "contiguous", "detach"))
+_LOOKING = frozenset(
+    [
+        "__repr__",
+        "__format__",
+        "__len__",
+        "dim",
+        "size",
+        "stride",
+        "numel",
+        "element_size",
+        "storage_offset",
+        "untyped_storage",
+        "data_ptr",
+        "get_device",
+        "is_contiguous",
+        "is_floating_point",
+        "is_complex",
+        "is_conj",
+        "is_neg",
+        "is_inference",
+        "_is_view",
+    ]
+)
+# What compiled code and CUDA graphs do with their inputs; a model calls no operator by its overload.
+_COMPILED = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
+_COPYING = (torch._foreach_copy_, torch.as_strided)
+_BASE = torch.Tensor._base.__get__
+_USED = (
+    f"attention_mask: this model computes with the mask itself ({{}}), but {NAME} prepares none that has a value for each "
+    "query and key; use attn_implementation 'sdpa' or 'eager' for this model"
+)
+
+
+class Mask(torch.Tensor):
+    """What `mask` makes. It says where keys begin and end, and is no mask to anyone but `attention`: it can be looked at,
+    moved to another device and be an input of compiled code; every other operation of Python, such as adding it to
+    scores, raises NotImplementedError.
+    """
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        if isinstance(function, _COMPILED) or function in _COPYING:
+            with torch.utils._python_dispatch._disable_current_modes():  # which may not know this type
+                args, kwargs = tree_map_only(Mask, Mask.plain, (args, kwargs or {}))
+            return function(*args, **kwargs)
+        name = getattr(function, "__name__", str(function))
+        if function not in _MOVING and name != "__get__" and name not in _LOOKING:
+            raise NotImplementedError(_USED.format(name))
+        with torch._C.DisableTorchFunctionSubclass():
+            result = function(*args, **(kwargs or {}))
+        if not isinstance(result, torch.Tensor) or function == _BASE:
+            return result
+        if function not in _MOVING or result.dtype != args[0].dtype:
+            raise NotImplementedError(_USED.format(name))
+        return result.as_subclass(Mask)
+
+    def plain(self) -> torch.Tensor:
+        """Its numbers, for `attention`."""
+        with torch._C.DisableTorchFunctionSubclass():
+            return self.detach()
 
 
 def register() -> str:
@@ -81,13 +146,19 @@ def attention(
 ) -> tuple[torch.Tensor, None]:
     """The attention of one layer. query (B, Hq, Sq, D), key (B, Hk, Sk, D), value (B, Hk, Sk, Dv), any strides.
 
-    attention_mask: what `mask` made. cache: the paged cache of continuous batching; new keys are then appended to it.
+    attention_mask: what `mask` made, or (B, 1, 1, keys) bool, which keys count, where all queries see the same ones.
+    cache: the paged cache of continuous batching; new keys are then appended to it.
     Returns (out (B, Sq, Hq, Dv), None): no attention weights.
 
-    Raises NotImplementedError for dropout and for masks that `mask` has not made.
+    Raises NotImplementedError for dropout, position biases, selected keys and masks that `mask` has not made.
     """
     if dropout:
         raise NotImplementedError(f"dropout: forward for inference only, found {dropout}; call model.eval()")
+    for name in _REFUSED:
+        if kwargs.get(name) is not None:
+            raise NotImplementedError(
+                f"{name}: not available in {NAME}; use attn_implementation 'sdpa' or 'eager' for this model"
+            )
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     options = {"softmax_scale": scaling, "causal": causal, "softcap": softcap or 0.0, "s_aux": s_aux}
     if sliding_window is not None:  # counts the query's own position; symmetric where it is not causal
@@ -102,20 +173,36 @@ def attention(
         return _packed(q, k, v, *starts, options, kwargs.get("max_length_q"), kwargs.get("max_length_k")), None
     if attention_mask is None:
         return hopper_attention.flash_attn_func(q, k, v, **options), None
-    if attention_mask.dim() == 4:
-        if attention_mask.dtype == torch.int32 and attention_mask.shape[0] == 1:
-            starts = attention_mask.flatten()
-            return _packed(q, k, v, starts, starts, options), None
-        if attention_mask.dtype == torch.int32:
-            first, end = attention_mask[:, :, 0, 0]
-            ends = {"cache_seqlens": end, "cache_leftpad": first}
-            return hopper_attention.flash_attn_with_kvcache(q, k, v, **ends, **options), None
-        if attention_mask.dtype == torch.bool and attention_mask.shape[1:3] == (1, 1):
-            return _without_padding(q, k, v, attention_mask[:, 0, 0], options), None
+    if isinstance(attention_mask, Mask):
+        return _masked(q, k, v, attention_mask.plain(), options), None
+    every_query_sees_the_same = q.shape[1] == 1 or not (causal or "window_size" in options)
+    if attention_mask.dtype == torch.bool and attention_mask.dim() == 4 and attention_mask.shape[1:3] == (1, 1):
+        if every_query_sees_the_same or is_exporting():
+            return _masked(q, k, v, attention_mask, options), None
+    elif attention_mask.dtype == torch.int32 and attention_mask.dim() == 4 and (q.shape[1] == 1 or is_exporting()):
+        return _masked(q, k, v, attention_mask, options), None
     raise NotImplementedError(
         f"attention_mask: a mask prepared for {NAME} is needed, found {attention_mask.dtype} of shape "
         f"{tuple(attention_mask.shape)}; masks of your own need attn_implementation 'sdpa' or 'eager'"
     )
+
+
+def is_exporting() -> bool:
+    """Whether torch.export traces without Dynamo, whose tensors cannot be a Mask."""
+    return torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling()
+
+
+def _masked(q, k, v, made: torch.Tensor, options: dict[str, Any]) -> torch.Tensor:
+    """With what `mask` made."""
+    if made.dtype == torch.bool:
+        return _without_padding(q, k, v, made[:, 0, 0], options)
+    if made.shape[0] == 0:
+        return hopper_attention.flash_attn_func(q, k, v, **options)
+    if made.shape[0] == 1:
+        starts = made.flatten()
+        return _packed(q, k, v, starts, starts, options)
+    first, end = made[:, :, 0, 0]
+    return hopper_attention.flash_attn_with_kvcache(q, k, v, cache_seqlens=end, cache_leftpad=first, **options)
 
 
 def mask(
@@ -130,11 +217,12 @@ def mask(
     cache_position: torch.Tensor | None = None,
     **kwargs,
 ) -> torch.Tensor | None:
-    """What `attention` needs to know of the mask, made once for all layers of a step.
+    """What `attention` needs to know of the mask, made once for all layers of a step: a Mask, or None.
 
-    None: every key counts. (2, B, 1, 1) int32: first key and end of keys of each sequence, the last query at the last
-    of them. (1, n + 1, 1, 1) int32: where packed sequences start. (B, 1, 1, keys) bool: which keys count, for padding
-    in other places. Four axes, because transformers takes a mask of four for one that is ready.
+    None: every query sees every key. (0, 1, 1, 1) int32: every key counts. (2, B, 1, 1) int32: first key and end of keys
+    of each sequence, the last query at the last of them. (1, n + 1, 1, 1) int32: where packed sequences start. (B, 1, 1,
+    keys) bool: which keys count, for padding in other places. Four axes, because transformers takes a mask of four for
+    one that is ready.
 
     q_length, kv_length, q_offset, kv_offset: queries and keys of this step and the positions of the first ones.
     attention_mask (B, tokens so far) bool or None. cache_position: how transformers before 5 gives the first two.
@@ -147,28 +235,40 @@ def mask(
     tracing = torch.compiler.is_compiling()
     parts = {} if tracing or mask_function is None else mask_parts(mask_function)
     if _PACKED in parts:
-        return packed_starts(parts[_PACKED])
+        return packed_starts(parts[_PACKED]).as_subclass(Mask)
     bidirectional = "bidirectional_mask_function" in parts and "causal_mask_function" not in parts
+
+    # The decoding step that transformers compiles gets the mask from outside, as a plain tensor: copies of inputs and
+    # graphs know no other. A model that computes with the mask itself has raised in the step before.
+    compiled = q_length == 1 and not kwargs.get("allow_is_causal_skip", True)
+
+    def made(x: torch.Tensor) -> torch.Tensor:
+        return x if compiled or is_exporting() else x.as_subclass(Mask)
+
+    def whole() -> torch.Tensor | None:  # to a model that computes with the mask itself, None is no mask
+        if compiled or set(parts) == {"bidirectional_mask_function"}:
+            return None
+        return made(torch.empty(0, 1, 1, 1, dtype=torch.int32, device=device))
+
     end = kv_length if bidirectional else q_offset + q_length - kv_offset
     if not tracing:
         end = min(int(end), kv_length)
     if attention_mask is None:
         if not tracing and end == kv_length:
-            return None
+            return whole()
         valid = torch.ones(batch_size, kv_length, dtype=torch.bool, device=device)
     else:
         valid = window_of(attention_mask.bool(), kv_length, kv_offset)
     valid = valid & (torch.arange(kv_length, device=valid.device) < end)
     first = valid.to(torch.int32).argmax(dim=1)
     if tracing:
-        ends = torch.zeros_like(first) + end
-        return torch.stack([first, ends]).to(torch.int32)[:, :, None, None]
-    whole, without_holes = torch.stack([valid.all(), (valid.sum(dim=1) == end - first).all()]).tolist()
-    if whole:
-        return None
+        return made(torch.stack([first, torch.zeros_like(first) + end]).to(torch.int32)[:, :, None, None])
+    all_count, without_holes = torch.stack([valid.all(), (valid.sum(dim=1) == end - first).all()]).tolist()
+    if all_count:
+        return whole()
     if without_holes:
-        return torch.stack([first, torch.full_like(first, end)]).to(torch.int32)[:, :, None, None]
-    return valid[:, None, None, :end]
+        return made(torch.stack([first, torch.full_like(first, end)]).to(torch.int32)[:, :, None, None])
+    return made(valid[:, None, None, :end])
 
 
 def window_of(attention_mask: torch.Tensor, kv_length: int, kv_offset: Any) -> torch.Tensor:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from functools import partial
 
 import pytest
 
@@ -257,8 +258,39 @@ def test_calls_do_not_synchronise():
     require_same(case, "behind a long kernel", results, expected)
 
 
+class CacheStep:
+    """One query and one new key for each of five sequences in pages, for calls of flash_attn_with_kvcache."""
+
+    def __init__(self) -> None:
+        lengths = (5, 15, 16, 300, 1000)
+        case = main_dims(Batch("step over a cache", (1,) * 5, tuple(n + 1 for n in lengths), keys="paged", page_size=16,
+                               call="cache", dense_q=True, causal=True, heads_q=8, num_splits=0))  # fmt: skip
+        self.made = make(case.but(poison="zero"))
+        used, dtype = batches.int32(list(lengths)), self.made.k.dtype
+        generator = torch.Generator(support.DEVICE).manual_seed(7)
+        shape = (5, 1, case.heads_k, case.head_dim)
+        k, v = (torch.randn(shape, generator=generator, device=support.DEVICE).to(dtype) for _ in range(2))
+        angles = torch.rand(2000, case.head_dim // 2, generator=generator, device=support.DEVICE) * 6
+        self.given = {
+            "cache": {"cache_seqlens": used},
+            "append": {"cache_seqlens": used, "k": k, "v": v},
+            "append, rotary": {
+                **{"cache_seqlens": used, "k": k, "v": v},
+                **{"rotary_cos": angles.cos().to(dtype), "rotary_sin": angles.sin().to(dtype)},
+            },
+        }
+
+    def attend(self, name: str, results: tuple[torch.Tensor, torch.Tensor], workspace: torch.Tensor | None):
+        return attend(self.made, results, workspace=workspace, **self.given[name])
+
+
+CACHE_CALLS = ["cache", "append", "append, rotary"]
+
+
 def calls_with_everything_given() -> dict:
     """Name -> call of each function, with its results and workspace."""
+    step = CacheStep()
+    kept = batches.new_results(step.made)
     case = main_dims(Batch("everything given", (1, 70, 0), (900, 70, 5), keys="paged", causal=True, num_splits=0))
     made = make(case)
     results, metadata = batches.new_results(made), batches.schedule(made)
@@ -273,16 +305,38 @@ def calls_with_everything_given() -> dict:
         "paged, metadata": lambda: attend(made, results, workspace=workspace, scheduler_metadata=metadata),
         "metadata": lambda: batches.schedule(made, out=metadata),
         "merge": lambda: hopper_attention.merge_states(out, lse, *others, out=merged[0], lse=merged[1]),
+        **{name: partial(step.attend, name, kept, workspace) for name in CACHE_CALLS},
     }
 
 
-@pytest.mark.parametrize("name", ["dense", "paged", "paged, metadata", "metadata", "merge"])
+@pytest.mark.parametrize("name", ["dense", "paged", "paged, metadata", "metadata", "merge", *CACHE_CALLS])
 def test_nothing_is_allocated_where_everything_is_given(name):
     call = calls_with_everything_given()[name]
     call()
     before = torch.cuda.memory_stats()["allocation.all.allocated"]
     call()
     assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
+
+
+@pytest.mark.parametrize("name", CACHE_CALLS)
+def test_a_workspace_that_is_given_changes_no_bit(name):
+    """Eager and in a graph; its end takes the rotated q."""
+    step = CacheStep()
+    wanted = step.attend(name, batches.new_results(step.made), None)
+    workspace = torch.full((64 << 20,), 0xFF, dtype=torch.uint8, device=support.DEVICE)
+    results = batches.new_results(step.made)
+    step.attend(name, results, workspace)
+    require_same(step.made.batch, f"{name}, eager", results, wanted)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step.attend(name, results, workspace)
+    workspace.fill_(0xFF)
+    for x, poison in zip(results, batches.new_results(step.made), strict=True):
+        x.copy_(poison)
+    graph.replay()
+    require_same(step.made.batch, f"{name}, replay", results, wanted)
+    written = not bool((workspace[-step.made.q.nbytes :] == 0xFF).all())
+    assert written == ("rotary" in name), "the rotated q went elsewhere"
 
 
 def test_bounds_on_the_gpu_are_refused_during_capture():

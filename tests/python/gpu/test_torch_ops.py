@@ -8,7 +8,17 @@ torch = pytest.importorskip("torch")
 
 import hopper_attention  # noqa: E402
 from hopper_attention import torch_ops  # noqa: E402
-from torch_ops.samples import EveryFunction, copies, int32, model_inputs, operator_arguments, samples, tensors, values  # noqa: E402
+from torch_ops.samples import (  # noqa: E402
+    EveryFunction,
+    StepOnCaches,
+    copies,
+    int32,
+    model_inputs,
+    operator_arguments,
+    samples,
+    tensors,
+    values,
+)
 
 pytestmark = pytest.mark.gpu
 
@@ -52,18 +62,16 @@ def test_fake_kernels_and_schemas(why):
     )
 
 
-@pytest.mark.parametrize("mode", [None, "reduce-overhead"])
 @torch.inference_mode()
-def test_compiled_model(mode):
+def test_compiled_model():
     torch._dynamo.reset()
     model = EveryFunction(D).eval().to("cuda", torch.bfloat16)
     inputs, same = (model_inputs("cuda", torch.bfloat16, D) for _ in range(2))
     expected = model(*inputs)
-    compiled = torch.compile(model, fullgraph=True, mode=mode)
+    compiled = torch.compile(model, fullgraph=True)
     torch.testing.assert_close(compiled(*same), expected, **HALF)
     torch.testing.assert_close(same[1], inputs[1], **HALF)
-    for _ in range(3):  # replays of a graph
-        torch.testing.assert_close(compiled(*model_inputs("cuda", torch.bfloat16, D)), expected, **HALF)
+    torch.testing.assert_close(compiled(*model_inputs("cuda", torch.bfloat16, D)), expected, **HALF)
 
 
 def append_to_halves(q, cache, k, v, lengths):
@@ -75,25 +83,70 @@ def append_to_halves(q, cache, k, v, lengths):
     return out, cache.sum()
 
 
-@pytest.mark.parametrize("mode", [None, "reduce-overhead"])
+def halves_inputs():
+    """Arguments of append_to_halves but the lengths; the cache is (B, S, K or V, Hk, D)."""
+    half = {"dtype": torch.bfloat16, "device": "cuda"}
+    cache = values(2, 40, 2, 2, D, seed=3, **half)
+    return values(2, 1, 4, D, **half), cache, *(values(2, 1, 2, D, seed=i, **half) for i in (1, 2))
+
+
 @torch.inference_mode()
-def test_compiled_appends_to_views_of_one_tensor(mode):
+def test_compiled_appends_to_views_of_one_tensor():
     torch._dynamo.reset()
-
-    def inputs():
-        half = {"dtype": torch.bfloat16, "device": "cuda"}
-        cache = values(2, 40, 2, 2, D, seed=3, **half)  # (B, S, K or V, Hk, D)
-        return values(2, 1, 4, D, **half), cache, *(values(2, 1, 2, D, seed=i, **half) for i in (1, 2))
-
     lengths = int32(4, 7, device="cuda")
-    compiled = torch.compile(append_to_halves, fullgraph=True, mode=mode)
-    for _ in range(3):  # with reduce-overhead: warm up, record, replay
-        given, same = inputs(), inputs()
+    compiled = torch.compile(append_to_halves, fullgraph=True)
+    for _ in range(2):
+        given, same = halves_inputs(), halves_inputs()
         expected = append_to_halves(*given, lengths)
         result = compiled(*same, lengths)
         for got, want in zip((*result, *same), (*expected, *given), strict=True):
             torch.testing.assert_close(got, want, **HALF)
-        assert torch.equal(same[1], given[1]) and not torch.equal(same[1], inputs()[1])
+        assert torch.equal(same[1], given[1]) and not torch.equal(same[1], halves_inputs()[1])
+
+
+@pytest.fixture
+def replays(monkeypatch):
+    """One entry for each CUDA graph that was replayed."""
+    made = []
+    replay = torch.cuda.CUDAGraph.replay
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", lambda graph: made.append(1) or replay(graph))
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    return made
+
+
+def compare_with_replays(compiled, eager, arguments_of, replays):
+    """Both have caches of their own. mode="reduce-overhead" runs a step as it is, records the next and replays it then,
+    for the lengths of each step.
+    """
+    steps = ((4, 9), (0, 7), (8, 3), (1, 1), (9, 9))
+    for lengths in steps:
+        args = arguments_of(int32(*lengths, device="cuda"))
+        torch.compiler.cudagraph_mark_step_begin()
+        torch.testing.assert_close(compiled(*args), eager(*args), **HALF)
+        for got, want in zip(compiled.buffers(), eager.buffers(), strict=True):
+            torch.testing.assert_close(got, want, **HALF)
+    skips = torch._dynamo.utils.counters["inductor"]["cudagraph_skips"]
+    assert (skips, len(replays) >= len(steps) - 2) == (0, True), f"{skips} skips, {len(replays)} replays"
+
+
+@torch.inference_mode()
+def test_compiled_model_in_a_cuda_graph(replays):
+    x, cache, pages, _, table, starts = model_inputs("cuda", torch.bfloat16, D)
+    step = EveryFunction(D).eval().to("cuda", torch.bfloat16)
+    eager, model = (StepOnCaches(step, cache=cache, pages=pages) for _ in range(2))
+    compiled = torch.compile(model, fullgraph=True, mode="reduce-overhead")
+    compare_with_replays(compiled, eager, lambda lengths: (x, lengths, table, starts), replays)
+    assert not torch.equal(model.cache, cache), "nothing was appended"
+
+
+@torch.inference_mode()
+def test_appends_to_views_of_one_tensor_in_a_cuda_graph(replays):
+    q, cache, k, v = halves_inputs()
+    eager, model = (StepOnCaches(append_to_halves, cache=cache) for _ in range(2))
+    compiled = torch.compile(model, fullgraph=True, mode="reduce-overhead")
+    compare_with_replays(compiled, eager, lambda lengths: (q, k, v, lengths), replays)
+    assert not torch.equal(model.cache, cache), "nothing was appended"
 
 
 @torch.inference_mode()

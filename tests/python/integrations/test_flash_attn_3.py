@@ -150,6 +150,23 @@ def test_append_to_pages():
     assert torch.equal(again_k, pages_k) and not torch.equal(again_k, cache_arguments()[1])
 
 
+@pytest.mark.parametrize("lengths", [int32(3, 9), None], ids=["lengths", "full cache"])
+def test_packed_queries_on_dense_keys(lengths):
+    q, k, v = values(7, 4, 16), values(2, 9, 2, 16, seed=1), values(2, 9, 2, 16, seed=2)
+    starts = int32(0, 3, 7)
+    expected = hopper_attention.flash_attn_with_kvcache(
+        q, k, v, cache_seqlens=lengths, cu_seqlens_q=starts, max_seqlen_q=4, causal=True, return_softmax_lse=True
+    )
+    same(
+        flash_attn_3._flash_attn_forward(q, k, v, cu_seqlens_q=starts, seqused_k=lengths, max_seqlen_q=4, causal=True),
+        expected,
+    )
+    same(
+        torch.ops.flash_attn_3.fwd(q, k, v, cu_seqlens_q=starts, seqused_k=lengths, max_seqlen_q=4, is_causal=True),
+        expected,
+    )
+
+
 def test_defaults_of_the_operator_are_not_those_of_the_function(monkeypatch):
     given = []
 

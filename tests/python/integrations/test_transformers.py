@@ -272,6 +272,151 @@ def test_chunks_are_refused():
         made(prompts()[0])
 
 
+def without_eager(config, auto, **inputs):
+    """What a model of our name raises; weights are of no importance."""
+    torch.manual_seed(0)
+    made = auto._from_config(config, attn_implementation=integration.NAME).eval()
+    with torch.inference_mode(), pytest.raises(NotImplementedError) as raised:
+        made(**inputs)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("decoder", [False, True], ids=["encoder", "encoder and decoder"])
+def test_position_biases_are_refused(decoder):
+    import transformers as t
+
+    config = t.T5Config(vocab_size=97, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4)
+    inputs = {"input_ids": prompts()[0], **({"decoder_input_ids": prompts()[0]} if decoder else {})}
+    auto = t.T5ForConditionalGeneration if decoder else t.T5EncoderModel
+    assert without_eager(config, auto, **inputs).startswith("position_bias: not available in hopper_attention")
+
+
+NOT_AVAILABLE = ["position_bias", "attention_bias", "alibi", "indices", "block_indices", "sinks", "head_mask"]
+
+
+@pytest.mark.parametrize("name", NOT_AVAILABLE)
+def test_what_changes_the_result_is_not_dropped(name):
+    x = torch.zeros(1, 2, 3, 8)
+    with pytest.raises(NotImplementedError, match=f"^{name}: not available"):
+        integration.attention(torch.nn.Identity(), x, x, x, None, **{name: torch.zeros(1)})
+    with torch.inference_mode():
+        assert integration.attention(torch.nn.Identity(), x, x, x, None, **{name: None})[0].shape == (1, 3, 2, 8)
+
+
+SMALL = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_a_model_that_adds_the_mask_itself_is_refused(side):
+    import transformers as t
+
+    ids, mask = prompts(side=side)
+    said = without_eager(t.MPNetConfig(**SMALL), t.MPNetModel, input_ids=ids, attention_mask=mask)
+    assert said.startswith("attention_mask: this model computes with the mask itself (add)")
+
+
+def test_so_is_one_that_would_take_causal_attention_for_no_mask():
+    import transformers as t
+
+    sizes = {"vocab_size": 97, "n_embd": 32, "n_head": 4, "n_layer": 2, "rotary_dim": 4, "n_positions": 64}
+    config = t.CodeGenConfig(**sizes, bos_token_id=None, eos_token_id=None)
+    said = without_eager(config, t.CodeGenModel, input_ids=prompts()[0])
+    assert said.startswith("attention_mask: this model computes with the mask itself (add)")
+
+
+def test_a_model_without_padding_may_use_no_mask_itself():
+    import transformers as t
+
+    ids, got = prompts()[0], []
+    for implementation in (integration.NAME, "eager"):
+        torch.manual_seed(0)
+        made = t.MPNetModel._from_config(t.MPNetConfig(**SMALL), attn_implementation=implementation).eval()
+        with torch.inference_mode():
+            got.append(made(ids).last_hidden_state)
+    torch.testing.assert_close(*got, **TOLERANCE)
+
+
+def prepared_mask():
+    return integration.mask(3, 11, 11, attention_mask=prompts()[1].bool())
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda m: 1.0 - m,
+        lambda m: torch.zeros(3, 4, 11, 11).masked_fill(m, -1.0),
+        lambda m: m[:, :, :, :3],
+        lambda m: m.to(torch.float32),
+        lambda m: m.to(torch.bool),
+        lambda m: m.T,
+        lambda m: m.data,
+        lambda m: bool((m == 0).all()),
+        lambda m: m.tolist(),
+        lambda m: torch.where(m, 0.0, -1.0),
+        lambda m: m.expand(-1, -1, 2, 2),
+    ],
+    ids=["subtract", "fill", "slice", "float", "bool", "transpose", "data", "compare", "list", "where", "expand"],
+)
+def test_a_prepared_mask_has_no_values_for_models(use):
+    with pytest.raises(NotImplementedError, match="^attention_mask: this model computes with the mask itself"):
+        use(prepared_mask())
+
+
+def test_a_prepared_mask_can_be_moved():
+    made = prepared_mask()
+    assert made.shape == (2, 3, 1, 1) and made.dim() == 4 and made.device.type == "cpu" and "Mask" in repr(made)
+    for moved in (made.to("cpu"), made.to("meta"), made.clone(), made.detach()):
+        assert isinstance(moved, integration.Mask) and moved.shape == made.shape
+
+
+def test_a_mask_of_keys_that_hides_no_order():
+    """As models make it themselves: which keys count, where there is no diagonal."""
+    q, valid = torch.randn(2, 4, 3, 8), torch.tensor([[True, True, False], [True, True, True]])
+    layer = torch.nn.Identity()
+    with torch.inference_mode():
+        out, _ = integration.attention(layer, q, q, q, valid[:, None, None], is_causal=False)
+        want = torch.nn.functional.scaled_dot_product_attention(q, q, q, valid[:, None, None]).transpose(1, 2)
+        torch.testing.assert_close(out, want)
+        with pytest.raises(NotImplementedError, match="^attention_mask: a mask prepared for"):
+            integration.attention(layer, q, q, q, valid[:, None, None], is_causal=True)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt-oss, sinks and sliding window"])
+def test_decoding_compiled_by_transformers(name):
+    """The mask is made outside of the compiled step and goes into it."""
+    from transformers import CompileConfig
+
+    torch._dynamo.reset()
+    compiling = CompileConfig(fullgraph=True, backend="aot_eager", mode=None)
+    compiling._compile_all_devices = True
+    tokens, _ = generate(name, integration.NAME, 5, cache_implementation="static", compile_config=compiling)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0, "nothing was compiled"
+    assert torch.equal(tokens, generate(name, "eager", 5)[0])
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_exported_model(strict):
+    torch._dynamo.reset()
+    ids, mask = prompts()
+    made = model("llama", integration.NAME)
+    inputs = {"attention_mask": mask, "use_cache": False}
+    with torch.inference_mode():
+        program = torch.export.export(made, (ids,), inputs, strict=strict)
+        torch.testing.assert_close(program.module()(ids, **inputs).logits, made(ids, **inputs).logits, **TOLERANCE)
+
+
+def test_a_prepared_mask_goes_into_compiled_code():
+    torch._dynamo.reset()
+    ids, made = prompts()[0], model("llama", integration.NAME)
+    inputs = {"attention_mask": prepared_mask(), "use_cache": False}
+    with torch.inference_mode():
+        got = torch.compile(made, fullgraph=True, backend="aot_eager")(ids, **inputs).logits
+        torch.testing.assert_close(got, made(ids, **inputs).logits, **TOLERANCE)
+        copy = torch.zeros(2, 3, 1, 1, dtype=torch.int32)
+        torch._foreach_copy_([copy], [inputs["attention_mask"]])  # as CUDA graphs do with inputs
+    assert copy[1].flatten().tolist() == [11] * 3
+
+
 def test_dropout_is_refused():
     x = torch.zeros(1, 2, 3, 8)
     with pytest.raises(NotImplementedError, match="^dropout: "):

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
+import subprocess
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -38,6 +41,11 @@ SGLANG_VARLEN = """q k v cu_seqlens_q cu_seqlens_k max_seqlen_q=None max_seqlen_
     return_softmax_lse=False sinks=None score_mod=None aux_tensors=None sfq=None sfk=None sfv=None rel_bias=None
     rel_bias_prep_cache=None ver=3 out=None mask_mod=None"""
 
+SGLANG_METADATA = """batch_size max_seqlen_q max_seqlen_k num_heads num_heads_k headdim cache_seqlens qkv_dtype=None
+    headdim_v=None cu_seqlens_q=None cu_seqlens_k=None cu_seqlens_k_new=None seqused_q=None leftpad_k=None
+    page_size=None max_seqlen_k_new=0 causal=False window_size=(-1,-1) attention_chunk=0 has_softcap=False num_splits=0
+    pack_gqa=None sm_margin=0"""  # of sglang-kernel 0.4.10, with bf16 for qkv_dtype=None
+
 
 @pytest.mark.parametrize(
     "function, wanted",
@@ -46,8 +54,9 @@ SGLANG_VARLEN = """q k v cu_seqlens_q cu_seqlens_k max_seqlen_q=None max_seqlen_
         (vllm.get_scheduler_metadata, VLLM_METADATA),
         (sglang.flash_attn_with_kvcache, SGLANG_CACHE),
         (sglang.flash_attn_varlen_func, SGLANG_VARLEN),
+        (sglang.get_scheduler_metadata, SGLANG_METADATA),
     ],
-    ids=["vllm varlen", "vllm metadata", "sglang cache", "sglang varlen"],
+    ids=["vllm varlen", "vllm metadata", "sglang cache", "sglang varlen", "sglang metadata"],
 )
 def test_signatures(function, wanted):
     found = [
@@ -239,6 +248,18 @@ def test_sglang_schedule_as_its_backend_asks_for_it():
     assert metadata.shape == (17,) and metadata.dtype == torch.int32
 
 
+def test_sglang_schedule_by_position(monkeypatch):
+    given = []
+    monkeypatch.setattr(hopper_attention, "get_scheduler_metadata", lambda *args: given.append(args))
+    lengths, starts, new, pad = (object() for _ in range(4))
+    sizes = (2, 1, 32, 4, 2, 16)
+    sglang.get_scheduler_metadata(*sizes, lengths, torch.bfloat16, None, starts, None, new, None, pad, 16, 3, True)
+    assert given[0][:15] == (*sizes, lengths, torch.bfloat16, None, starts, new, pad, 16, 3, True)
+    for name in ("cu_seqlens_k", "seqused_q"):
+        with pytest.raises(NotImplementedError, match=f"^{name}: not available"):
+            sglang.get_scheduler_metadata(*sizes, lengths, **{name: starts})
+
+
 @pytest.mark.parametrize(
     "name, value",
     [("ver", 4), ("only_qv", True), ("score_mod", print), ("mask_mod", print), ("sfq", 1), ("rel_bias", 1)],
@@ -268,16 +289,67 @@ def modules(monkeypatch, **contents):
             setattr(sys.modules[path], name, value)
 
 
-def test_sglang_install(monkeypatch):
+@pytest.fixture
+def sglang_packages(monkeypatch):
+    """Stand-ins for what `install()` changes."""
+    monkeypatch.delenv(sglang.SWITCH, raising=False)
+    monkeypatch.setenv(sglang.SWITCH, "")  # install() sets it: gone after the test
+    path = "sglang.kernels.ops.attention.flash_attention_v3"
     modules(
         monkeypatch,
-        sgl_kernel__flash_attn={"flash_attn_with_kvcache": None, "flash_attn_varlen_func": None},
-        sglang__kernels__ops__attention__flash_attention_v3={"_load_fa3_kernels": None},
+        sgl_kernel__flash_attn={"flash_attn_with_kvcache": 1, "flash_attn_varlen_func": 2, "get_scheduler_metadata": 3},
+        **{path.replace(".", "__"): {"_load_fa3_kernels": None}},
     )
+    return sys.modules["sgl_kernel.flash_attn"], sys.modules[path]
+
+
+def test_sglang_install(sglang_packages):
+    kernels, loader = sglang_packages
     sglang.install()
-    assert sys.modules["sgl_kernel.flash_attn"].flash_attn_varlen_func is sglang.flash_attn_varlen_func
-    loaded = sys.modules["sglang.kernels.ops.attention.flash_attention_v3"]._load_fa3_kernels()
-    assert loaded["flash_attn_with_kvcache"] is sglang.flash_attn_with_kvcache
+    for name in ("flash_attn_with_kvcache", "flash_attn_varlen_func", "get_scheduler_metadata"):
+        assert getattr(kernels, name) is getattr(sglang, name)
+    assert loader._load_fa3_kernels() == {
+        "flash_attn_with_kvcache": sglang.flash_attn_with_kvcache,
+        "flash_attn_varlen_func": sglang.flash_attn_varlen_func,
+    }
+
+
+@pytest.mark.parametrize("setting, installs", [("1", True), ("true", True), ("0", False), ("", False)])
+def test_sglang_plugin_waits_for_its_switch(sglang_packages, monkeypatch, setting, installs):
+    monkeypatch.setenv(sglang.SWITCH, setting)
+    sglang.plugin()
+    kernels, _ = sglang_packages
+    assert (kernels.flash_attn_varlen_func is sglang.flash_attn_varlen_func) == installs
+
+
+CHILD = """
+from importlib.metadata import EntryPoint
+EntryPoint("hopper-attention", {value!r}, "sglang.srt.plugins").load()()
+import sgl_kernel.flash_attn as kernels
+print(kernels.flash_attn_varlen_func.__module__)
+"""
+
+
+def test_sglang_install_reaches_processes_that_are_spawned(sglang_packages, tmp_path):
+    """As SGLang does: each process loads the entry point that pyproject.toml names."""
+    value = "hopper_attention.integrations.sglang:plugin"
+    text = (Path(__file__).parents[3] / "pyproject.toml").read_text(encoding="utf-8")
+    assert f'[project.entry-points."sglang.srt.plugins"]\nhopper-attention = "{value}"' in text
+    (tmp_path / "sgl_kernel").mkdir()
+    functions = "def flash_attn_with_kvcache(): pass\ndef flash_attn_varlen_func(): pass\n"
+    (tmp_path / "sgl_kernel" / "flash_attn.py").write_text(functions)
+    path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+
+    def child():
+        environment = {**os.environ, "PYTHONPATH": path}
+        command = [sys.executable, "-c", CHILD.format(value=value)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.split()[-1]
+
+    assert child() == "sgl_kernel.flash_attn"
+    sglang.install()
+    assert child() == "hopper_attention.integrations.sglang"
 
 
 @dataclass

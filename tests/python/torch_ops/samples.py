@@ -260,6 +260,21 @@ class EveryFunction(torch.nn.Module):
         return h.flash_attn_combine(parts, logs.contiguous())[0] + paged
 
 
+class StepOnCaches(torch.nn.Module):
+    """A step whose caches are buffers, as an engine's are: mode="reduce-overhead" records no graph that writes to an
+    argument. step(x, cache, pages, ...).
+    """
+
+    def __init__(self, step, **caches):
+        super().__init__()
+        self.step = step
+        for name, cache in caches.items():
+            self.register_buffer(name, cache.clone())
+
+    def forward(self, x, *others):
+        return self.step(x, *self.buffers(), *others)
+
+
 def model_inputs(device="cpu", dtype=torch.float32, d=16):
     """Arguments of EveryFunction.forward: x, K and V caches in one tensor, pages in one tensor, lengths, table, starts."""
     return (
