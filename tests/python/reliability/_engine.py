@@ -204,11 +204,13 @@ class Engine:
             )
 
     def take_workspace(self) -> None:
-        """Runs a step and keeps a workspace of the size that it asked for, full of 0xFF."""
+        """Runs a step and keeps a workspace of the size that it asked for, with room for a rotated q, full of 0xFF."""
         with watched() as allocations:
             self.step()
-        if allocations.workspace_bytes:
-            self.workspace = torch.full((allocations.workspace_bytes,), 0xFF, dtype=torch.uint8, device=support.DEVICE)
+        rotated = max(q.numel() * q.element_size() for q in self.q) if self.model.rotary else 0
+        size = sum(-(-x // 256) * 256 for x in (allocations.workspace_bytes, rotated))
+        if size:
+            self.workspace = torch.full((size,), 0xFF, dtype=torch.uint8, device=support.DEVICE)
 
     def state(self) -> list[torch.Tensor]:
         """Copies of everything that a step writes."""
