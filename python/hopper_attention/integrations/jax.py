@@ -30,27 +30,30 @@ def flash_attn_varlen_func(q, k, v, *args, **kwargs):
     return _call(hopper_attention.flash_attn_varlen_func, (q, k, v, *args), kwargs)
 
 
-def flash_attn_with_kvcache(q, k_cache, v_cache, *, cache_seqlens, **kwargs):
+def flash_attn_with_kvcache(q, k_cache, v_cache, k=None, v=None, *args, **kwargs):
     """`hopper_attention.flash_attn_with_kvcache` without appending: the cache of jax is written by jax."""
-    for name in ("k", "v"):
-        if kwargs.get(name) is not None:
+    for name, x in (("k", k), ("v", v)):
+        if x is not None:
             raise NotImplementedError(f"{name}: jax arrays are not written; update the cache with .at[...].set(...)")
-    return _call(
-        hopper_attention.flash_attn_with_kvcache, (q, k_cache, v_cache), {"cache_seqlens": cache_seqlens, **kwargs}
-    )
+    return _call(hopper_attention.flash_attn_with_kvcache, (q, k_cache, v_cache, None, None, *args), kwargs)
 
 
 def flash_attn_combine(out_partial, lse_partial, out_dtype=None):
     """`hopper_attention.flash_attn_combine`; out_dtype: a word such as "bfloat16"."""
-    return _call(hopper_attention.flash_attn_combine, (out_partial, lse_partial), {"out_dtype": out_dtype})
+    return _call(
+        hopper_attention.flash_attn_combine, (out_partial, lse_partial), {"out_dtype": out_dtype}, "out_partial"
+    )
 
 
 def merge_states(out_a, lse_a, out_b, lse_b):
     """`hopper_attention.merge_states`."""
-    return _call(hopper_attention.merge_states, (out_a, lse_a, out_b, lse_b), {})
+    return _call(hopper_attention.merge_states, (out_a, lse_a, out_b, lse_b), {}, "out_a")
 
 
-def _call(function, args: tuple, kwargs: dict[str, Any]):
+def _call(function, args: tuple, kwargs: dict[str, Any], first: str = "q"):
+    """The function on torch tensors. first: the name of the first argument, which has to be a jax array."""
+    if not isinstance(args[0], jax.Array):
+        raise TypeError(f"{first}: a jax array is needed, found {type(args[0]).__name__}")
     for name in _WRITTEN:
         if kwargs.get(name) is not None:
             raise NotImplementedError(f"{name}: jax arrays are not written; take the result that is returned")

@@ -11,6 +11,7 @@ CONTINUOUS_BATCHING_NAME is the name to use there; its 3 lets transformers take 
 
 from __future__ import annotations
 
+from functools import wraps
 from typing import Any
 
 import torch
@@ -104,6 +105,7 @@ def register() -> str:
         AttentionInterface.register(name, attention)
         AttentionMaskInterface.register(name, mask)
     _provide_functions()
+    _accept_name()
     return NAME
 
 
@@ -127,6 +129,28 @@ def _provide_functions() -> None:
 
     lazy_imports.knows_hopper_attention = True
     utils._lazy_imports = lazy_imports
+
+
+def _accept_name() -> None:
+    """Lets models have CONTINUOUS_BATCHING_NAME that list the flash implementations they accept, because they need sinks,
+    and replace any other by a download.
+    """
+    from transformers import PreTrainedModel
+    from transformers import modeling_flash_attention_utils as utils
+
+    original = getattr(PreTrainedModel, "_check_and_adjust_attn_implementation", None)
+    if original is None or getattr(original, "knows_hopper_attention", False):
+        return
+
+    @wraps(original)
+    def check(self, attn_implementation, *args, **kwargs):
+        if attn_implementation != CONTINUOUS_BATCHING_NAME:
+            return original(self, attn_implementation, *args, **kwargs)
+        utils.lazy_import_flash_attention(attn_implementation)  # as the original: before a model is compiled
+        return attn_implementation
+
+    check.knows_hopper_attention = True
+    PreTrainedModel._check_and_adjust_attn_implementation = check
 
 
 def attention(

@@ -15,6 +15,7 @@ from functools import lru_cache, partial
 
 import hopper_attention
 
+_VERSIONS = (3, 2, None)
 BACKEND = "hopper_attention.integrations.vllm_backend.HopperAttentionBackend"
 
 
@@ -29,7 +30,7 @@ def register() -> None:
 @lru_cache(maxsize=1)
 def batch_invariant() -> bool:
     """Whether VLLM_BATCH_INVARIANT is set, as vLLM reads it: once."""
-    return os.environ.get("VLLM_BATCH_INVARIANT", "0").strip().lower() in ("1", "true")
+    return bool(int(os.environ.get("VLLM_BATCH_INVARIANT", "0")))
 
 
 def flash_attn_varlen_func(
@@ -72,12 +73,13 @@ def flash_attn_varlen_func(
     gather_kv_indices=None,
     gather_kv_valid_length=None,
 ):
-    """`hopper_attention.flash_attn_varlen_func`; block_table is page_table, q_v is qv, window_size None or a pair.
+    """`hopper_attention.flash_attn_varlen_func`; block_table is page_table, q_v is qv, window_size None or a pair. The
+    default of softmax_scale is D ** -0.5 also with q_v. fa_version 2 and 3, as vLLM chooses, run the same.
 
     Returns out, with return_softmax_lse (out, softmax_lse (Hq, T)). return_attn_probs has no effect, as in vLLM.
 
     Raises ValueError if neither or both of cu_seqlens_k and seqused_k are given; NotImplementedError for alibi_slopes,
-    dropout_p and what only FlashAttention-4 has, unless it is the default.
+    dropout_p, another fa_version and what only FlashAttention-4 has, unless it is the default.
     """
     if (cu_seqlens_k is None) == (seqused_k is None):
         raise ValueError(
@@ -94,6 +96,7 @@ def flash_attn_varlen_func(
         or dynamic_causal is not None
         or gather_kv_indices is not None
         or gather_kv_valid_length is not None
+        or fa_version not in _VERSIONS
     ):
         _refuse(
             dropout_p=dropout_p or None,
@@ -106,7 +109,10 @@ def flash_attn_varlen_func(
             dynamic_causal=dynamic_causal,
             gather_kv_indices=gather_kv_indices,
             gather_kv_valid_length=gather_kv_valid_length,
+            fa_version=None if fa_version in _VERSIONS else fa_version,
         )
+    if softmax_scale is None and q_v is not None:
+        softmax_scale = q.shape[-1] ** -0.5
     attend = hopper_attention.flash_attn_varlen_func
     if cp_world_size != 1 or cp_rank != 0:
         attend = partial(attend, cp_world_size=cp_world_size, cp_rank=cp_rank, cp_tot_seqused_k=cp_tot_seqused_k)
@@ -192,4 +198,5 @@ def get_scheduler_metadata(
 def _refuse(**arguments) -> None:
     for name, value in arguments.items():
         if value is not None:
-            raise NotImplementedError(f"{name}: not available, found {type(value).__name__}; leave it at its default")
+            found = value if isinstance(value, (int, float)) else type(value).__name__
+            raise NotImplementedError(f"{name}: not available, found {found}; leave it at its default")

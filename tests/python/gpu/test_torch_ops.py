@@ -254,3 +254,18 @@ def test_transformers_generate_the_same_tokens(name):
         with torch.inference_mode():
             tokens.append(made.generate(ids, attention_mask=mask, max_new_tokens=8, do_sample=False))
     assert torch.equal(*tokens)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma 2, softcap and sliding window", "gpt-oss, sinks and sliding window"])
+def test_transformers_continuous_batching(name):
+    """With its fast path for decoding, which it takes on a GPU alone."""
+    pytest.importorskip("transformers")
+    from hopper_attention.integrations import transformers as integration
+    from integrations.tiny_models import continuous_batching, model, one_by_one, prompts
+
+    integration.register()
+    ids, mask = prompts()
+    inputs = [row[kept.bool()].tolist() for row, kept in zip(ids, mask, strict=True)]
+    made = model(name, integration.NAME, "cuda", torch.float16)
+    made.set_attn_implementation(integration.CONTINUOUS_BATCHING_NAME)
+    assert continuous_batching(made, inputs, 8) == one_by_one(model(name, "eager", "cuda", torch.float16), inputs, 8)

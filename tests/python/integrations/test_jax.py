@@ -55,3 +55,28 @@ def test_an_array_and_a_length():
     q, k, v = arrays()
     out = integration.flash_attn_with_kvcache(q, k, v, cache_seqlens=to_jax(int32(2)))
     np.testing.assert_allclose(np.asarray(out), 1.0, rtol=1e-6)
+
+
+def test_a_cache_call_has_the_public_parameters():
+    """cache_seqlens by position, by name, or left out for a full cache."""
+    q, k, v = arrays()
+    lengths = to_jax(int32(2))
+    nothing = (None,) * 5  # k, v, qv, rotary_cos, rotary_sin
+    by_position = integration.flash_attn_with_kvcache(q, k, v, *nothing, lengths, causal=True)
+    by_name = integration.flash_attn_with_kvcache(q, k, v, cache_seqlens=lengths, causal=True)
+    np.testing.assert_array_equal(np.asarray(by_position), np.asarray(by_name))
+    full = integration.flash_attn_with_kvcache(q, k, v)
+    np.testing.assert_array_equal(np.asarray(full), np.asarray(integration.flash_attn_func(q, k, v)))
+    with pytest.raises(NotImplementedError, match="^v: jax arrays are not written"):
+        integration.flash_attn_with_kvcache(q, k, v, None, v, cache_seqlens=lengths)
+
+
+def test_other_arrays_are_refused():
+    q, k, v = map(np.asarray, arrays())
+    for call in (integration.flash_attn_func, integration.flash_attn_with_kvcache):
+        with pytest.raises(TypeError, match="^q: a jax array is needed, found ndarray"):
+            call(q, k, v)
+    with pytest.raises(TypeError, match="^out_a: a jax array is needed, found ndarray"):
+        integration.merge_states(q, k, q, k)
+    with pytest.raises(TypeError, match="^out_partial: a jax array is needed, found ndarray"):
+        integration.flash_attn_combine(q, k)

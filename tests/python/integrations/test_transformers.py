@@ -9,7 +9,7 @@ pytest.importorskip("transformers")
 
 import hopper_attention  # noqa: E402
 from hopper_attention.integrations import transformers as integration  # noqa: E402
-from integrations.tiny_models import NAMES, SLIDING, model, prompts  # noqa: E402
+from integrations.tiny_models import NAMES, SLIDING, continuous_batching, model, one_by_one, prompts  # noqa: E402
 
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-4}
 
@@ -170,28 +170,21 @@ def test_cross_attention():
 @pytest.mark.parametrize("name", ["llama", "gemma 2, softcap and sliding window", "gpt-oss, sinks and sliding window"])
 def test_continuous_batching(name, calls):
     """Paged: the engine of transformers schedules three prompts of different lengths; same tokens as one by one."""
-    from transformers import ContinuousBatchingConfig, GenerationConfig
-
     made = model(name, integration.NAME)
-    made.config._attn_implementation = integration.CONTINUOUS_BATCHING_NAME
-    for module in made.modules():
-        if hasattr(module, "config"):
-            module.config._attn_implementation = integration.CONTINUOUS_BATCHING_NAME
-    eager = model(name, "eager")
+    made.set_attn_implementation(integration.CONTINUOUS_BATCHING_NAME)
     ids, mask = prompts()
     inputs = [row[kept.bool()].tolist() for row, kept in zip(ids, mask, strict=True)]
-    options = GenerationConfig(max_new_tokens=8, do_sample=False, eos_token_id=-1, pad_token_id=0)
-    batching = ContinuousBatchingConfig(num_blocks=16, max_batch_tokens=32, block_size=32)
-    results = made.generate_batch(
-        inputs=inputs, generation_config=options, continuous_batching_config=batching, progress_bar=False
-    )
+    got = continuous_batching(made, inputs, 8)
     assert set(calls) == {"flash_attn_varlen_func"}
-    outputs = [results[key] for key in sorted(results, key=lambda key: int(key.rsplit("_", 1)[1]))]
-    assert len(outputs) == 3
-    for prompt, output in zip(inputs, outputs, strict=True):
-        with torch.inference_mode():
-            want = eager.generate(torch.tensor([prompt]), max_new_tokens=8, do_sample=False)[0, len(prompt) :]
-        assert output.error is None and output.generated_tokens == want.tolist()
+    assert got == one_by_one(model(name, "eager"), inputs, 8)
+
+
+def test_other_implementations_are_still_checked():
+    """Of a model that lists the flash implementations it accepts: ours alone is not looked up."""
+    made = model("gpt-oss, sinks and sliding window", integration.CONTINUOUS_BATCHING_NAME)
+    assert made.config._attn_implementation == integration.CONTINUOUS_BATCHING_NAME
+    with pytest.raises((ImportError, ValueError)):
+        made.set_attn_implementation("another_flash_attention_3")
 
 
 def test_decoding_from_pages(calls):
@@ -237,10 +230,11 @@ def test_decoding_from_pages(calls):
         torch.testing.assert_close(out[0, row], want[:, 0])
 
 
-def test_the_name_for_continuous_batching_is_found_here():
-    from transformers.modeling_flash_attention_utils import lazy_import_flash_attention
+def test_the_name_for_continuous_batching_is_found_here(monkeypatch):
+    from transformers import modeling_flash_attention_utils as utils
 
-    (dense, varlen, cache, _, _), _ = lazy_import_flash_attention(integration.CONTINUOUS_BATCHING_NAME)
+    monkeypatch.setattr(utils, "_loaded_implementation", None)  # which another test may have set to its spies
+    (dense, varlen, cache, _, _), _ = utils.lazy_import_flash_attention(integration.CONTINUOUS_BATCHING_NAME)
     assert dense is hopper_attention.flash_attn_func and varlen is hopper_attention.flash_attn_varlen_func
     assert cache is not None
     made = model("llama", integration.CONTINUOUS_BATCHING_NAME)

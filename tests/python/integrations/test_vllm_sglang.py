@@ -130,7 +130,7 @@ def test_vllm_packed():
     assert torch.equal(result, hopper_attention.flash_attn_varlen_func(q, k, v, *starts))
 
 
-@pytest.mark.parametrize("setting, invariant", [("1", True), ("0", False), (None, False)])
+@pytest.mark.parametrize("setting, invariant", [("1", True), ("2", True), ("01", True), ("0", False), (None, False)])
 def test_vllm_batch_invariant(setting, invariant, monkeypatch):
     if setting is None:
         monkeypatch.delenv("VLLM_BATCH_INVARIANT", raising=False)
@@ -149,14 +149,39 @@ def test_vllm_batch_invariant(setting, invariant, monkeypatch):
     assert given == [invariant, invariant]
 
 
-@pytest.mark.parametrize("name", VLLM_VARLEN.split()[-7:])
-def test_vllm_refuses_what_only_fa4_has(name):
-    name = name.split("=")[0]
+REFUSED = {
+    **{name.split("=")[0]: object() for name in VLLM_VARLEN.split()[-7:]},  # what only FlashAttention-4 has
+    **{"dropout_p": 0.1, "alibi_slopes": object(), "output_scale": object(), "fa_version": 4},
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_vllm_refuses_what_is_not_available(name):
     p = paged()
     with pytest.raises(NotImplementedError, match=f"^{name}: not available"):
         vllm.flash_attn_varlen_func(
-            p["q"], p["k"], p["v"], 4, p["cu_seqlens_q"], 32, seqused_k=p["lengths"], **{name: object()}
+            p["q"], p["k"], p["v"], 4, p["cu_seqlens_q"], 32, seqused_k=p["lengths"], **{name: REFUSED[name]}
         )
+
+
+@pytest.mark.parametrize("version", [2, 3, None])
+def test_vllm_versions_run_the_same(version):
+    p = paged()
+    result = vllm.flash_attn_varlen_func(
+        p["q"], p["k"], p["v"], 4, p["cu_seqlens_q"], 32, seqused_k=p["lengths"], block_table=p["table"], causal=True,
+        return_softmax_lse=True, fa_version=version,
+    )  # fmt: skip
+    same(result, expected_paged(p))
+
+
+def test_vllm_scale_does_not_count_the_columns_of_q_v():
+    p = paged()
+    options = {"seqused_k": p["lengths"], "block_table": p["table"], "q_v": values(7, 4, 16, seed=5)}
+    args = (p["q"], p["k"], p["v"], 4, p["cu_seqlens_q"], 32)
+    default, given, other = (
+        vllm.flash_attn_varlen_func(*args, **options, softmax_scale=scale) for scale in (None, 16**-0.5, 32**-0.5)
+    )
+    assert torch.equal(default, given) and not torch.equal(default, other)
 
 
 def test_vllm_needs_one_kind_of_key_lengths():

@@ -74,3 +74,27 @@ def prompts(device="cpu", side="left"):
         padding = slice(0, 11 - length) if side == "left" else slice(length, 11)
         ids[row, padding], mask[row, padding] = SIZES["pad_token_id"], 0
     return ids.to(device), mask.to(device)
+
+
+def continuous_batching(made, inputs: list[list[int]], new_tokens: int) -> list[list[int]]:
+    """What transformers' engine generates for prompts of different lengths, which it schedules together."""
+    from transformers import ContinuousBatchingConfig, GenerationConfig
+
+    options = GenerationConfig(max_new_tokens=new_tokens, do_sample=False, eos_token_id=-1, pad_token_id=0)
+    batching = ContinuousBatchingConfig(num_blocks=16, max_batch_tokens=32, block_size=32)
+    results = made.generate_batch(
+        inputs=inputs, generation_config=options, continuous_batching_config=batching, progress_bar=False
+    )
+    outputs = [results[key] for key in sorted(results, key=lambda key: int(key.rsplit("_", 1)[1]))]
+    assert len(outputs) == len(inputs) and all(output.error is None for output in outputs)
+    return [output.generated_tokens for output in outputs]
+
+
+def one_by_one(made, inputs: list[list[int]], new_tokens: int) -> list[list[int]]:
+    """The same without batches."""
+    found = []
+    for prompt in inputs:
+        ids = torch.tensor([prompt], device=made.device)
+        with torch.inference_mode():
+            found.append(made.generate(ids, max_new_tokens=new_tokens, do_sample=False)[0, len(prompt) :].tolist())
+    return found
