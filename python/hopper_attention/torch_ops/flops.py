@@ -59,10 +59,9 @@ def key_lengths(given: dict[str, Any], batch: int) -> list[int]:
     """Keys of each sequence, with those that the call appends, without those before cache_leftpad."""
     k = given["k_cache"] if "k_cache" in given else given["k"]
     table, starts = given.get("page_table"), given.get("cu_seqlens_k")
+    most = k.shape[0] if starts is not None else k.shape[1]
     if table is not None:
         most = table.shape[1] * k.shape[1]
-    else:
-        most = k.shape[0] if starts is not None else k.shape[1]
     length = given["cache_seqlens"] if given.get("cache_seqlens") is not None else given.get("seqused_k")
     lengths = numbers(length) or differences(starts)
     if lengths is None:
