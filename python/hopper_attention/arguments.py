@@ -144,8 +144,9 @@ def refuse_given(function: str, **features: Any) -> None:
 def check_torch_inputs(**tensors: Any) -> None:
     """Refuses what a kernel cannot read or must not read; None and arrays of other libraries pass.
 
-    TypeError: a tensor without memory of its own (FakeTensor, a functional or other dispatching subclass).
-    NotImplementedError: grad mode is on and a tensor requires grad; the kernels are forward only.
+    TypeError: a tensor without memory of its own (FakeTensor, a functional or other dispatching subclass). ValueError: a
+    view that negates, which has other signs in memory; such a view of a complex tensor has no unit stride, so that
+    `_core` refuses it where one is needed. NotImplementedError: grad mode is on and a tensor requires grad; the kernels are forward only.
     """
     torch = sys.modules["torch"]
     grad = torch.is_grad_enabled()
@@ -154,6 +155,8 @@ def check_torch_inputs(**tensors: Any) -> None:
             if not isinstance(x, torch.Tensor):
                 continue
             _refuse_dispatching(name, x, torch)
+        if x.is_neg():
+            raise ValueError(f"{name}: is a view that negates its memory; pass {name}.resolve_neg()")
         if grad and x.requires_grad:
             raise NotImplementedError(
                 f"{name}: requires grad, but this is forward only; call under torch.inference_mode() or detach it"

@@ -24,11 +24,11 @@ from hopper_attention.watching import is_watched
 operators = None
 
 
-def _elsewhere(name, x):
+def _elsewhere(name, x, *others):
     """The module whose functions take a call that is not for the kernels: torch's operators, or the reference. None for
-    the kernels. `name` is that of the argument `x`.
+    the kernels. `name` is that of the argument `x`, `others` are all other tensors.
     """
-    if is_watched(x):
+    if is_watched(x, others):
         if not watching.is_traced() and operators is not None:  # which changes while the first call is traced
             return operators
         from hopper_attention import torch_ops
@@ -111,7 +111,7 @@ def flash_attn_func(
         )
         if done is not None:
             return done
-    elsewhere = _elsewhere("q", q)
+    elsewhere = _elsewhere("q", q, k, v, qv, q_descale, k_descale, v_descale, s_aux, out, softmax_lse, workspace)
     if elsewhere is not None:
         return elsewhere.flash_attn_func(
             q,
@@ -256,7 +256,10 @@ def flash_attn_varlen_func(
         )
         if done is not None:
             return done
-    elsewhere = _elsewhere("q", q)
+    elsewhere = _elsewhere(
+        *("q", q, k, v, qv, q_descale, k_descale, v_descale, s_aux, out, softmax_lse, workspace),
+        *(cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, page_table, scheduler_metadata, cp_tot_seqused_k),
+    )
     if elsewhere is None:
         if qv is not None:
             refuse_given("flash_attn_varlen_func", qv=qv)
@@ -428,7 +431,11 @@ def flash_attn_with_kvcache(
         )
         if done is not None:
             return done
-    elsewhere = _elsewhere("q", q)
+    elsewhere = _elsewhere(
+        *("q", q, k_cache, v_cache, qv, q_descale, k_descale, v_descale, s_aux, out, softmax_lse, workspace),
+        *(k, v, rotary_cos, rotary_sin, cu_seqlens_k_new, rotary_seqlens, cache_seqlens, cache_batch_idx),
+        *(cache_leftpad, page_table, cu_seqlens_q, scheduler_metadata, cp_tot_seqused_k),
+    )
     if elsewhere is None:
         if qv is not None:
             refuse_given("flash_attn_with_kvcache", qv=qv)
@@ -518,7 +525,7 @@ def flash_attn_combine(out_partial, lse_partial, out=None, out_dtype=None):
     out unless given, and lse. One kernel. Raises ValueError and TypeError for what is not as above, NotImplementedError
     for a wider D and for tensors that require grad while grad mode is on.
     """
-    elsewhere = _elsewhere("out_partial", out_partial)
+    elsewhere = _elsewhere("out_partial", out_partial, lse_partial, out)
     if elsewhere is not None:
         return elsewhere.flash_attn_combine(out_partial, lse_partial, out, out_dtype)
     return merging.combine(out_partial, lse_partial, out, out_dtype)
@@ -538,7 +545,7 @@ def merge_states(out_a, lse_a, out_b, lse_b, *, out=None, lse=None):
     Returns (out, lse). A row without keys on both sides gives 0 and -inf. Allocates out and lse unless given. One
     kernel. Raises as `flash_attn_combine`.
     """
-    elsewhere = _elsewhere("out_a", out_a)
+    elsewhere = _elsewhere("out_a", out_a, lse_a, out_b, lse_b, out, lse)
     if elsewhere is not None:
         return elsewhere.merge_states(out_a, lse_a, out_b, lse_b, out=out, lse=lse)
     return merging.merge_states(out_a, lse_a, out_b, lse_b, out, lse)
@@ -588,7 +595,9 @@ def get_scheduler_metadata(
     tensors, whose calls need no schedule: zeros.
     """
     source = schedule.source(cache_seqlens, cu_seqlens_q)
-    elsewhere = None if source is None else _elsewhere("cache_seqlens", source)
+    elsewhere = None
+    if source is not None:
+        elsewhere = _elsewhere("cache_seqlens", source, cu_seqlens_q, cu_seqlens_k_new, cache_leftpad, out)
     if elsewhere is not None:
         return elsewhere.get_scheduler_metadata(
             batch_size,

@@ -13,11 +13,12 @@ import pytest
 
 import hopper_attention
 import wrong_calls
-from hopper_attention import _core, cache, gpu, interface, testing
+from hopper_attention import _core, cache, gpu, interface, merging, testing
 from wrong_calls import ATTENTION, FUNCTIONS, RIGHT, STUB, TorchWorld, made
 
 torch = pytest.importorskip("torch", minversion="2.10")
 
+from torch.utils._pytree import tree_map_only  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 from hopper_attention.bench.host import passing_mode  # noqa: E402
@@ -258,6 +259,61 @@ def test_what_is_not_plain_takes_the_long_way(world, ways, why):
     given |= change(given)
     outcome(function, given)
     assert ways.taken["short"] == 0
+
+
+class Wrapped(torch.Tensor):
+    """A tensor whose class takes the operators on it, as those of quantized or distributed weights do."""
+
+    seen: list[str] = []
+
+    @staticmethod
+    def __new__(cls, inner):
+        strides = {"strides": inner.stride(), "device": inner.device}
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype, **strides)
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        cls.seen.append(function.namespace)
+        return function(*tree_map_only(cls, lambda x: x.inner, args), **(kwargs or {}))
+
+
+OF_TENSORS = [
+    (function, name)
+    for function in ATTENTION
+    for name, value in RIGHT[function].items()
+    if isinstance(value, wrong_calls.T)
+]
+
+
+@pytest.mark.parametrize(("function", "name"), OF_TENSORS, ids=str)
+def test_a_class_that_takes_operators_gets_the_call(world, ways, function, name):
+    given = arguments(world, function)
+    outcome(function, given)
+    direct = launched(given)
+    _core.stub_backend(_core.device_info("H100"))
+    Wrapped.seen.clear()
+    FUNCTIONS[function](**given | {name: Wrapped(given[name])})
+    assert "hopper_attention" in Wrapped.seen and launched(given) == direct
+
+
+def test_merged_results_that_negate_are_refused(world):
+    given = arguments(world, "merge_states")
+    given["lse_a"] = torch.zeros(given["lse_a"].shape, dtype=torch.complex64).conj().imag
+    with pytest.raises(ValueError, match="^lse_a: is a view that negates"):
+        merging.merge_states(**given)
+
+
+def test_inputs_that_negate_have_no_unit_stride(world, ways):
+    """So that they are refused without being asked for."""
+    given = arguments(world, "flash_attn_func")
+    real = torch.zeros(given["k"].shape, dtype=torch.complex32).conj().imag
+    assert real.is_neg() and real.stride(-1) == 2
+    error, message = outcome("flash_attn_func", {**given, "q": given["q"].half(), "k": real, "v": given["v"].half(),
+                                                 "out": None})  # fmt: skip
+    assert error is ValueError and message.startswith("k: ")
 
 
 def test_tensors_that_require_grad_take_the_long_way_in_grad_mode(world, ways):

@@ -38,6 +38,11 @@ def bound(given: dict[str, Any], name: str) -> int:
     return max(0, given.get(name, 0))
 
 
+def clamped(length: int, most: int) -> int:
+    """As the kernels read a length: what they cannot use is clamped."""
+    return max(0, min(length, most))
+
+
 def query_lengths(given: dict[str, Any]) -> list[int]:
     """Queries of each sequence."""
     q, starts = given["q"], given.get("cu_seqlens_q")
@@ -45,26 +50,31 @@ def query_lengths(given: dict[str, Any]) -> list[int]:
         return [q.shape[1]] * q.shape[0]
     used = numbers(given.get("seqused_q")) or differences(starts)
     batch = starts.shape[0] - 1
-    return used if used is not None else [bound(given, "max_seqlen_q") or q.shape[0] // max(1, batch)] * batch
+    if used is None:
+        return [bound(given, "max_seqlen_q") or q.shape[0] // max(1, batch)] * batch
+    return [clamped(n, q.shape[0]) for n in used]
 
 
 def key_lengths(given: dict[str, Any], batch: int) -> list[int]:
-    """Keys of each sequence, with those that the call appends."""
+    """Keys of each sequence, with those that the call appends, without those before cache_leftpad."""
     k = given["k_cache"] if "k_cache" in given else given["k"]
     table, starts = given.get("page_table"), given.get("cu_seqlens_k")
+    most = k.shape[0] if starts is not None else k.shape[1]
     if table is not None:
         most = table.shape[1] * k.shape[1]
-    elif starts is not None:
-        most = bound(given, "max_seqlen_k") or k.shape[0] // max(1, batch)
-    else:
-        most = k.shape[1]
     length = given["cache_seqlens"] if given.get("cache_seqlens") is not None else given.get("seqused_k")
-    lengths = numbers(length) or differences(starts) or [most] * batch
+    lengths = numbers(length) or differences(starts)
+    if lengths is None:
+        lengths = [most if starts is None else bound(given, "max_seqlen_k") or most // max(1, batch)] * batch
     new = given.get("k") if "k_cache" in given else None
+    added = [0] * batch
     if new is not None:
         added = differences(given.get("cu_seqlens_k_new")) or [new.shape[1] if new.dim() == 4 else 0] * batch
-        lengths = [min(most, a + b) for a, b in zip(lengths, added, strict=True)]
-    return lengths
+    padding = numbers(given.get("cache_leftpad")) or [0] * batch
+    return [
+        max(0, clamped(clamped(n, most) + max(0, more), most) - clamped(pad, most))
+        for n, more, pad in zip(lengths, added, padding, strict=True)
+    ]
 
 
 def attention_flops(names: tuple[str, ...], *args: Any, out_val: Any = None, **kwargs: Any) -> int:

@@ -193,6 +193,37 @@ def test_a_decode_loop_with_append(page):
         require_same(case, f"cache of step {number}", found[2:], expected[2:])
 
 
+@pytest.mark.parametrize("given", [True, False], ids=["out and lse given", "allocated"])
+def test_merged_states(given):
+    """Both results change between replays, and some rows have no keys; bitwise the eager call."""
+    generator = torch.Generator(support.DEVICE).manual_seed(9)
+
+    def fill(out: torch.Tensor, lse: torch.Tensor) -> None:
+        out.copy_(torch.randn(out.shape, generator=generator, device=support.DEVICE))
+        lse.copy_(torch.randn(lse.shape, generator=generator, device=support.DEVICE) * 3)
+        lse.masked_fill_(torch.rand(lse.shape, generator=generator, device=support.DEVICE) < 0.2, -float("inf"))
+
+    def state() -> tuple[torch.Tensor, torch.Tensor]:
+        shape = (2, 70, 4, 128)
+        return torch.zeros(shape, dtype=torch.bfloat16, device=support.DEVICE), torch.zeros(
+            2, 4, 70, device=support.DEVICE
+        )
+
+    a, b, merged = state(), state(), state()
+    options = {"out": merged[0], "lse": merged[1]} if given else {}
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = hopper_attention.merge_states(*a, *b, **options)
+    for _ in range(3):
+        fill(*a)
+        fill(*b)
+        for x in results:
+            x.fill_(777.25)
+        graph.replay()
+        for found, wanted in zip(results, hopper_attention.merge_states(*a, *b), strict=True):
+            assert support.same_bits(found, wanted) and not bool((found == 777.25).any())
+
+
 FRESH = """
 import torch, hopper_attention
 torch.manual_seed(0)

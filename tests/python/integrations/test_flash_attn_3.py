@@ -37,6 +37,10 @@ BWD = (
     "int window_size_right=-1, float softcap=0., bool deterministic=False, int sm_margin=0) "
     "-> (Tensor(dq!), Tensor(dk!), Tensor(dv!), Tensor, Tensor, Tensor, Tensor, Tensor)"
 )
+COMBINE = (
+    "flash_attn_3::fwd_combine(Tensor out_partial, Tensor lse_partial, Tensor(out!)? out=None, "
+    "ScalarType? out_dtype=None) -> (Tensor(out!), Tensor)"
+)
 METADATA = (
     "flash_attn_3::get_scheduler_metadata(int batch_size, int max_seqlen_q, int max_seqlen_k, int num_heads, "
     "int num_heads_k, int headdim, int headdim_v, ScalarType qkv_dtype, Tensor seqused_k, Tensor? cu_seqlens_q=None, "
@@ -87,7 +91,7 @@ def test_distribution():
         importlib.metadata.version("flash_attn_3")
 
 
-@pytest.mark.parametrize("text", [FWD, BWD, METADATA], ids=["fwd", "bwd", "get_scheduler_metadata"])
+@pytest.mark.parametrize("text", [FWD, BWD, COMBINE, METADATA], ids=lambda text: text[14 : text.index("(")])
 def test_schemas(text):
     wanted = torch._C.parse_schema(text)
     found = getattr(torch.ops.flash_attn_3, wanted.name.split("::")[1]).default._schema
@@ -281,17 +285,23 @@ def run_alone(code):
     return done.stdout.strip().splitlines()[-1]
 
 
-def test_diffusers_finds_it():
+def test_diffusers_runs_on_it():
+    """Its backend from the top. Its operator is for CUDA tensors: here it has a kernel for others too, the same."""
     pytest.importorskip("diffusers")
     code = (
         "from hopper_attention.integrations import flash_attn_3; flash_attn_3.install()\n"
         "import torch, hopper_attention\n"
         "from diffusers.models import attention_dispatch as d\n"
-        "d._check_attention_backend_requirements(d.AttentionBackendName._FLASH_3)\n"
-        "q = torch.randn(2, 5, 4, 16)\n"
-        "out, lse = d._wrapped_flash_attn_3._init_fn(q, q, q, causal=True)  # the operator itself is for CUDA\n"
-        "want, want_lse = hopper_attention.flash_attn_func(q, q, q, causal=True, return_attn_probs=True)\n"
-        "print(d._CAN_USE_FLASH_ATTN_3 and torch.equal(out, want) and torch.equal(lse, want_lse.transpose(1, 2)))"
+        "operator = d._wrapped_flash_attn_3\n"
+        "operator.register_kernel('cpu')(operator._init_fn)\n"
+        "q, k, v = torch.randn(3, 2, 5, 4, 16).bfloat16()\n"
+        "with torch.inference_mode(), d.attention_backend('_flash_3'):\n"
+        "    out = d.dispatch_attention_fn(q, k, v, is_causal=True, scale=0.3)\n"
+        "    backend = d._AttentionBackendRegistry._backends[d.AttentionBackendName._FLASH_3]\n"
+        "    again, lse = backend(q, k, v, scale=0.3, is_causal=True, return_lse=True)\n"
+        "want, want_lse = hopper_attention.flash_attn_func(q, k, v, 0.3, True, return_attn_probs=True)\n"
+        "same = torch.equal(out, want) and torch.equal(again, want) and torch.equal(lse, want_lse.transpose(1, 2))\n"
+        "print(d._CAN_USE_FLASH_ATTN_3 and same)"
     )
     assert run_alone(code) == "True"
 

@@ -76,6 +76,29 @@ def test_cache_with_append():
     assert counted(call, q, k_cache, v_cache) == products(12 + 12)
 
 
+def test_lengths_count_as_the_kernels_clamp_them():
+    q, k_cache, v_cache = qkv(2, 1, lead_k=(2, 12))
+    new = values(2, 1, 2, D), values(2, 1, 2, DV)
+    call = hopper_attention.flash_attn_with_kvcache
+    cases = [
+        ((3, -4), {}, 3 + 0),
+        ((3, 900), {}, 3 + 12),
+        ((-4, 900), {"k": new[0], "v": new[1]}, 1 + 12),
+        ((5, 5), {"cache_leftpad": int32(3, 0)}, 2 + 5),
+        ((5, 5), {"cache_leftpad": int32(9, -2)}, 0 + 5),
+        ((5, 12), {"cache_leftpad": int32(3, 2), "k": new[0], "v": new[1]}, 3 + 10),
+    ]
+    for lengths, options, pairs in cases:
+        assert counted(call, q, k_cache, v_cache, cache_seqlens=int32(*lengths), **options) == products(pairs), options
+    table = int32(3, 1, 5, 0).view(2, 2)
+    pages = values(6, 8, 2, D), values(6, 8, 2, DV)
+    assert counted(call, q, *pages, cache_seqlens=int32(90, -1), page_table=table) == products(16)
+    q, k, v = qkv(7, lead_k=(12,))
+    used = {"seqused_q": int32(2, -3), "seqused_k": int32(400, 5)}
+    starts = int32(0, 3, 7), int32(0, 4, 12)
+    assert counted(hopper_attention.flash_attn_varlen_func, q, k, v, *starts, **used) == products(2 * 12)
+
+
 def test_pages_without_memory_count_with_their_bound():
     q, k_cache, v_cache = (x.to("meta") for x in qkv(2, 1, lead_k=(6, 8)))
     table = int32(3, 1, 5, 0).view(2, 2).to("meta")
