@@ -8,12 +8,13 @@ namespace {
 
 constexpr std::int64_t kElementBytes = 2;  // q is bf16 or fp16
 
+bool is_half(DataType type) { return type == DataType::kBFloat16 || type == DataType::kFloat16; }
+
 std::int64_t round_up(std::int64_t bytes) {
   return (bytes + kRotatedQueryAlignment - 1) / kRotatedQueryAlignment * kRotatedQueryAlignment;
 }
 
-// Whether `t` may have elements in [begin, end). Elements of 4 bytes at most; what is not checked here is no longer
-// then.
+// Whether `t` may have elements in [begin, end). What is not of 2 bytes has 4 at most.
 bool may_touch(Tensor const& t, std::byte const* begin, std::byte const* end) {
   if (!t.given() || t.data == nullptr) { return false; }
   std::int64_t last = 0;
@@ -22,7 +23,7 @@ bool may_touch(Tensor const& t, std::byte const* begin, std::byte const* end) {
     last += (t.shape[dim] - 1) * t.stride[dim];
   }
   auto const* const first = static_cast<std::byte const*>(t.data);
-  return first < end && begin < first + (last + 1) * 4;
+  return first < end && begin < first + (last + 1) * (is_half(t.dtype) ? kElementBytes : 4);
 }
 
 }  // namespace
@@ -35,7 +36,7 @@ bool take_from_workspace(Arguments& args, AppendArguments& appended) {
   Tensor const& whole = args.workspace;
   Tensor const& q = args.q;
   if (whole.rank != 1 || whole.data == nullptr || whole.dtype != DataType::kUInt8 || whole.stride[0] != 1 ||
-      (q.dtype != DataType::kBFloat16 && q.dtype != DataType::kFloat16)) {
+      !is_half(q.dtype)) {
     return false;
   }
   std::int64_t bytes = kElementBytes;
