@@ -1,11 +1,14 @@
 """How long a call keeps Python busy, with the launch stubbed: CPU tensors play the part of CUDA tensors, and everything but
-the CUDA calls is real. Limits are multiples of torch.add's time in the same process, so that a slow machine moves both;
-they leave half as much again as the calls took when they were set.
+the CUDA calls is real. Limits are multiples of torch.add's time, taken in turns with the call, so that a slow or busy machine
+moves both: medians of such turns differ by 3% from run to run, with and without other processes on the cores. They leave 30%
+for other CPUs and versions of Python and torch: a call that takes twice as long, or asks Python for one thing more of 0.5 us,
+does not pass.
 """
 
 from __future__ import annotations
 
 import contextlib
+import statistics
 import timeit
 
 import pytest
@@ -16,18 +19,19 @@ torch = pytest.importorskip("torch")
 
 from hopper_attention.bench import host, inputs  # noqa: E402
 
-CALLS, REPEATS = 50, 200  # short windows, so that some of them are undisturbed
+CALLS, TURNS = 50, 100  # short windows, so that most of them are undisturbed
+TRIES = 4  # before a time is too long
 # Times of torch.add.
 LIMITS = {
-    "dense": 1.5,
-    "dense, out allocated": 2.6,
-    "paged": 2.1,
-    "paged, out allocated": 3.3,
-    "paged cache": 2.1,
-    "paged, schedule made (2 launches)": 2.1,
-    "paged, mixed batch (3 launches)": 2.2,
-    "paged cache, append (2 launches)": 2.6,
-    "paged, through the dispatcher": 8.6,
+    "dense": 1.35,
+    "dense, out allocated": 2.3,
+    "paged": 1.9,
+    "paged, out allocated": 2.95,
+    "paged cache": 1.9,
+    "paged, schedule made (2 launches)": 1.9,
+    "paged, mixed batch (3 launches)": 2.0,
+    "paged cache, append (2 launches)": 2.25,
+    "paged, through the dispatcher": 8.4,
 }
 
 
@@ -52,21 +56,28 @@ class _WithoutSchedules:
         pass
 
 
-def least_us(call):
-    return min(timeit.repeat(call, number=CALLS, repeat=REPEATS)) / CALLS * 1e6
-
-
 def in_adds(call, mode=contextlib.nullcontext):
-    """The time of a call under a mode in times of torch.add without it: the least of three comparisons, since other
-    processes only add time.
-    """
+    """The time of a call under a mode in times of torch.add without it: the median of turns."""
     x = torch.randn(1024)
+    ours, add = timeit.Timer(call), timeit.Timer(lambda: torch.add(x, x))
     found = []
-    for _ in range(3):
+    for _ in range(TURNS):
         with mode():
-            us = least_us(call)
-        found.append(us / least_us(lambda: torch.add(x, x)))
+            seconds = ours.timeit(CALLS)
+        found.append(seconds / add.timeit(CALLS))
+    return statistics.median(found)
+
+
+def least_in_adds(limit, call, mode=contextlib.nullcontext):
+    """The first time within the limit, else the least of TRIES."""
+    found = []
+    while len(found) < TRIES and (not found or found[-1] > limit):
+        found.append(in_adds(call, mode))
     return min(found)
+
+
+def mode_of(case):
+    return host.passing_mode if case.under_mode else contextlib.nullcontext
 
 
 def test_every_case_of_the_benchmark_without_cuda_calls_is_bounded():
@@ -82,22 +93,31 @@ def test_host_time(timed, case):
         before = timed.launches(), timed.appends()
         call()
         assert (timed.launches(), timed.appends()) == (before[0] + 1, before[1] + case.appends), "a launch is missing"
-        found = in_adds(call, host.passing_mode if case.under_mode else contextlib.nullcontext)
-    assert found <= LIMITS[case.case.name]
+        limit = LIMITS[case.case.name]
+        assert least_in_adds(limit, call, mode_of(case)) <= limit
+
+
+@pytest.mark.parametrize("case", host.HOST_CASES, ids=lambda case: case.case.name)
+def test_twice_the_time_is_noticed(timed, case):
+    with torch.inference_mode():
+        call = host.our_call(case, inputs.make(case.case, "cpu")[0])
+        limit = LIMITS[case.case.name]
+        assert least_in_adds(limit, lambda: (call(), call()), mode_of(case)) > limit
 
 
 def test_a_slower_call_is_noticed(timed, monkeypatch):
-    """What reading a few tensors by way of Python, 3 us, would cost; so would the long way of a call."""
+    """By what reading a tensor by way of Python would cost."""
     case = host.HOST_CASES[0]
     real = watching.is_traced
 
     def slow():
-        [dict.fromkeys(range(12)) for _ in range(6)]
+        dict.fromkeys(range(20))
         return real()
 
     monkeypatch.setattr(watching, "is_traced", slow)
     with torch.inference_mode():
-        assert in_adds(host.our_call(case, inputs.make(case.case, "cpu")[0])) > LIMITS["dense"]
+        call = host.our_call(case, inputs.make(case.case, "cpu")[0])
+        assert least_in_adds(LIMITS["dense"], call) > LIMITS["dense"]
 
 
 def test_the_stub_ends(timed):
