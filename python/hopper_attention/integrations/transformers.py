@@ -270,7 +270,7 @@ def mask(
 
     # The decoding step that transformers compiles gets the mask from outside, as a plain tensor: copies of inputs and
     # graphs know no other. A model that computes with the mask itself has raised in the step before.
-    compiled = q_length == 1 and not kwargs.get("allow_is_causal_skip", True)
+    compiled = q_length == 1 and not (tracing or bidirectional or kwargs.get("allow_is_causal_skip", True))
 
     def made(x: torch.Tensor) -> torch.Tensor:
         return x if compiled or is_exporting() else x.as_subclass(Mask)

@@ -356,6 +356,21 @@ def test_a_prepared_mask_has_no_values_for_models(use):
         use(prepared_mask())
 
 
+def test_plain_masks_are_for_the_compiled_decoding_step_alone():
+    """Padding, one query: cross attention and steps that are not compiled get a Mask."""
+    from transformers.masking_utils import bidirectional_mask_function, causal_mask_function
+
+    padding = prompts()[1].bool()
+
+    def kind(function, **options):
+        made = integration.mask(3, 1, 11, 10, mask_function=function, attention_mask=padding, **options)
+        return type(made)
+
+    assert kind(causal_mask_function, allow_is_causal_skip=False) is torch.Tensor
+    assert kind(causal_mask_function) is integration.Mask
+    assert kind(bidirectional_mask_function, allow_is_causal_skip=False) is integration.Mask
+
+
 def test_a_prepared_mask_can_be_moved():
     made = prepared_mask()
     assert made.shape == (2, 3, 1, 1) and made.dim() == 4 and made.device.type == "cpu" and "Mask" in repr(made)
