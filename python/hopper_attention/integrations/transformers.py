@@ -22,8 +22,6 @@ import hopper_attention
 NAME = "hopper_attention"
 CONTINUOUS_BATCHING_NAME = "hopper_flash_attention_3"
 
-_PAGED = "paged|"  # before the name, in continuous batching of older versions
-
 _PLAIN_MASKS = ("causal_mask_function", "bidirectional_mask_function")
 _WINDOWS = ("sliding_window_overlay", "sliding_window_bidirectional_overlay")
 _PACKED = "packed_sequence_mask_function"
@@ -103,16 +101,12 @@ def register() -> str:
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface
 
-    for name in (NAME, CONTINUOUS_BATCHING_NAME, f"{_PAGED}{CONTINUOUS_BATCHING_NAME}"):
+    for name in (NAME, CONTINUOUS_BATCHING_NAME):
         AttentionInterface.register(name, attention)
         AttentionMaskInterface.register(name, mask)
     _provide_functions()
     _accept_name()
     return NAME
-
-
-def _is_for_continuous_batching(name: Any) -> bool:
-    return isinstance(name, str) and name.removeprefix(_PAGED) == CONTINUOUS_BATCHING_NAME
 
 
 def _provide_functions() -> None:
@@ -124,7 +118,7 @@ def _provide_functions() -> None:
         return
 
     def lazy_imports(implementation, *args, **kwargs):
-        if _is_for_continuous_batching(implementation):
+        if implementation == CONTINUOUS_BATCHING_NAME:
             functions = (
                 hopper_attention.flash_attn_func,
                 hopper_attention.flash_attn_varlen_func,
@@ -141,6 +135,7 @@ def _accept_name() -> None:
     """Lets models have CONTINUOUS_BATCHING_NAME that list the flash implementations they accept, because they need sinks,
     and replace any other by a download.
     """
+    import transformers
     from transformers import PreTrainedModel
     from transformers import modeling_flash_attention_utils as utils
 
@@ -150,7 +145,11 @@ def _accept_name() -> None:
 
     @wraps(original)
     def check(self, attn_implementation, *args, **kwargs):
-        if not _is_for_continuous_batching(attn_implementation):
+        if attn_implementation == f"paged|{CONTINUOUS_BATCHING_NAME}":  # how older versions ask for it
+            raise NotImplementedError(
+                f"continuous batching: transformers 5.23 or newer is needed, found {transformers.__version__}"
+            )
+        if attn_implementation != CONTINUOUS_BATCHING_NAME:
             return original(self, attn_implementation, *args, **kwargs)
         utils.lazy_import_flash_attention(CONTINUOUS_BATCHING_NAME)  # as the original: before a model is compiled
         return attn_implementation

@@ -259,7 +259,9 @@ def test_transformers_generate_the_same_tokens(name):
 @pytest.mark.parametrize("name", ["llama", "gemma 2, softcap and sliding window", "gpt-oss, sinks and sliding window"])
 def test_transformers_continuous_batching(name):
     """With its fast path for decoding, which it takes on a GPU alone."""
-    pytest.importorskip("transformers")
+    pytest.importorskip(
+        "transformers", minversion="5.23", reason="transformers 5.23 is needed, whose engine this is for"
+    )
     from hopper_attention.integrations import transformers as integration
     from integrations.tiny_models import continuous_batching, model, one_by_one, prompts
 

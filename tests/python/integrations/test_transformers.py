@@ -187,6 +187,13 @@ def test_other_implementations_are_still_checked():
         made.set_attn_implementation("another_flash_attention_3")
 
 
+def test_continuous_batching_of_older_versions_is_refused():
+    """Whose engine asks for an implementation of this name, and hands over pages in another way."""
+    made = model("llama", integration.NAME)
+    with pytest.raises(NotImplementedError, match=r"^continuous batching: transformers 5\.23 or newer is needed"):
+        made.set_attn_implementation(f"paged|{integration.CONTINUOUS_BATCHING_NAME}")
+
+
 def test_decoding_from_pages(calls):
     """The fast path of continuous batching, which transformers takes on a GPU only: the call as it makes it there."""
 
