@@ -193,8 +193,13 @@ def page(entries: dict[str, Any], report: dict[str, Any]) -> str:
     worst = "".join(f"; worst {name} {value:.3g}" for name, value in report["worst"].items())
     lines.append(f"| Tests that need a GPU | {tests}{worst} | `tools/gpu_report` | {when(report)} |")
     failing = {name: entry for name, entry in entries.items() if entry["failures"]}
-    if failing:
+    tests_failing = [failure["test"] for failure in report.get("failures", ())]
+    if failing or tests_failing:
         lines.append("\n## Failures\n")
+    if tests_failing:
+        named = ", ".join(f"`{name}`" for name in tests_failing[:3])
+        lines.append(f"- `tools/gpu_report`: {len(tests_failing)} tests, {named}. {report.get('remark', '')}".rstrip())
+    if failing:
         for name, entry in sorted(failing.items()):
             first = entry["failures"][0].strip().splitlines()[0][:300]
             lines.append(f"- `{name}`: {len(entry['failures'])}, the first: `{first.replace('`', '')}`")
