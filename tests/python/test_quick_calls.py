@@ -223,6 +223,20 @@ def test_a_rotated_query_does_not_go_where_results_are(world, ways):
     assert outcome("append", given) == (error, message)
 
 
+def test_a_rotated_query_goes_behind_a_result_that_ends_where_the_workspace_begins(world, ways, allocated):
+    given = arguments(world, "append", {"num_splits": 1})
+    size = given["q"].nbytes
+    memory = torch.zeros(2 * size + 256, dtype=torch.uint8)
+    memory = memory[-memory.data_ptr() % 256 :]
+    given["out"] = memory[:size].view(given["q"].dtype).view(given["q"].shape)
+    workspace = memory[size:][-(memory.data_ptr() + size) % 256 :][: -(-size // 256) * 256]
+    assert workspace.numel() >= size and given["out"].data_ptr() + 2 * size > workspace.data_ptr()
+    with testing.force_plan(cluster=1):
+        FUNCTIONS["append"](**given | {"workspace": workspace})
+    assert _core.last_launch()["plan"].workspace_bytes == 0 and not allocated
+    assert _core.last_append()["q_rotated"]["data"] == workspace.data_ptr()
+
+
 class Subclass(torch.Tensor):
     pass
 
