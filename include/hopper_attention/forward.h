@@ -192,6 +192,9 @@ HOPPER_ATTENTION_EXPORT Plan plan(Problem const& problem, DeviceInfo const& devi
 HOPPER_ATTENTION_EXPORT void launch(Plan const& plan, Problem const& problem, Arguments const& args, Stream stream);
 
 // Raises what forward() would raise for `args` before its first launch, and does nothing else.
+// Bytes of workspace that the call needs. Raises what check_call() raises of its arguments.
+HOPPER_ATTENTION_EXPORT std::int64_t workspace_bytes(Arguments const& args);
+
 HOPPER_ATTENTION_EXPORT void check_call(Arguments const& args);
 
 // validate, plan (kept for the next call of the same problem) and launch on the device of `args.q`. Raises

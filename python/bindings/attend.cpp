@@ -296,24 +296,13 @@ nb::object launch(Given given, Arguments& args, std::optional<AppendArguments>& 
       hopper_attention::forward(args, stream, std::ref(allocate));
     }
   };
-  Tensor const whole = args.workspace;
   bool const rotates = appended && appended->q.given();
-  bool done = false;
-  if (rotates && take_from_workspace(args, *appended)) {
-    try {
-      run();
-      done = true;
-    } catch (InvalidArgument const&) { args.workspace = whole; }  // too small for both, or wrong in another way
+  if (rotates && !take_from_workspace(args, *appended)) {
+    rotated = empty_output(given[kQ], given[kQ], args.q, args.q);
+    reader.read(rotated.ptr(), appended->q_rotated);
+    if (!reader.all_plain()) { return nb::none(); }
   }
-  if (!done) {
-    if (rotates) {
-      rotated = empty_output(given[kQ], given[kQ], args.q, args.q);
-      appended->q_rotated = {};
-      reader.read(rotated.ptr(), appended->q_rotated);
-      if (!reader.all_plain()) { return nb::none(); }
-    }
-    run();
-  }
+  run();
   return with_lse ? nb::object(nb::make_tuple(out, lse)) : out;
 }
 

@@ -45,6 +45,7 @@ bool take_from_workspace(Arguments& args, AppendArguments& appended) {
     bytes *= q.shape[dim];
   }
   std::int64_t const before = (whole.shape[0] - bytes) / kRotatedQueryAlignment * kRotatedQueryAlignment;
+  if (before < workspace_bytes(args)) { return false; }
   auto* const begin = static_cast<std::byte*>(whole.data) + before;
   // append() compares what it is given with the rotated q, attention with the rest of the workspace.
   for (Tensor const* const t :

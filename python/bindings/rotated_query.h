@@ -15,7 +15,7 @@ inline constexpr std::int64_t kRotatedQueryAlignment = 256;
 std::int64_t workspace_with_rotated_query(std::int64_t plan_bytes, std::int64_t query_bytes);
 
 // Cuts a rotated q like `args.q` off the end of `args.workspace`. False, with nothing changed, if it is too small for
-// one or if that part of it touches another tensor; whether the rest is enough is for the call to say.
+// that and what the plan needs, or if that part of it touches another tensor. Raises what is wrong with `args`.
 bool take_from_workspace(Arguments& args, AppendArguments& appended);
 
 }  // namespace hopper_attention::python

@@ -20,7 +20,7 @@ def is_watched(x: Any, others: tuple = ()) -> bool:
 
     True while torch.compile or torch.export traces, under a dispatch mode (FakeTensorMode, FlopCounterMode, make_fx) or
     a torch.func transform, for an `x` without memory of its own (FakeTensor, meta) and where the class of any tensor
-    takes the operators on it (`__torch_dispatch__`). Costs 0.2 us.
+    takes the operators on it (`__torch_dispatch__`). Costs 0.4 us, with 17 others 0.8.
     """
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(x, torch.Tensor):
@@ -31,6 +31,8 @@ def is_watched(x: Any, others: tuple = ()) -> bool:
         return True
     plain = torch.Tensor.__torch_dispatch__
     for y in (x, *others):
-        if type(y) is not torch.Tensor and isinstance(y, torch.Tensor) and type(y).__torch_dispatch__ is not plain:
+        if y is None or type(y) is torch.Tensor or type(y) is int:  # isinstance asks torch's metaclass: 0.1 us
+            continue
+        if isinstance(y, torch.Tensor) and type(y).__torch_dispatch__ is not plain:
             return True
     return x.is_meta

@@ -165,6 +165,8 @@ void check(AppendArguments const& args) {
 
 }  // namespace
 
+std::int64_t workspace_bytes(Arguments const& args) { return CheckedCall(args).plan().workspace_bytes; }
+
 void check_call(Arguments const& args) { CheckedCall(args).require_launchable(args, true); }
 
 void forward(Arguments const& args, Stream stream) { forward(args, stream, nullptr); }

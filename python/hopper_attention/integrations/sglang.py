@@ -28,9 +28,9 @@ def install() -> None:
     """Puts the functions in the place of SGLang's FlashAttention-3, in sgl_kernel and where sglang loads it, here and, by
     HOPPER_ATTENTION_SGLANG, in the processes that this one starts: SGLang's schedulers are some.
     """
-    os.environ[SWITCH] = "1"
     import sgl_kernel.flash_attn as kernels
 
+    os.environ[SWITCH] = "1"
     names = ("flash_attn_with_kvcache", "flash_attn_varlen_func", "get_scheduler_metadata")
     for name in names:
         setattr(kernels, name, globals()[name])

@@ -175,7 +175,8 @@ def attention(
 ) -> tuple[torch.Tensor, None]:
     """The attention of one layer. query (B, Hq, Sq, D), key (B, Hk, Sk, D), value (B, Hk, Sk, Dv), any strides.
 
-    attention_mask: what `mask` made, or (B, 1, 1, keys) bool, which keys count, where all queries see the same ones.
+    attention_mask: what `mask` made, or (B, 1, 1, keys) bool, which keys count, where all queries see the same ones; of a
+    single query in a window the last key is its own.
     cache: the paged cache of continuous batching; new keys are then appended to it.
     Returns (out (B, Sq, Hq, Dv), None): no attention weights.
 
@@ -204,12 +205,16 @@ def attention(
         return hopper_attention.flash_attn_func(q, k, v, **options), None
     if isinstance(attention_mask, Mask):
         return _masked(q, k, v, attention_mask.plain(), options), None
-    every_query_sees_the_same = q.shape[1] == 1 or not (causal or "window_size" in options)
+    one_query, windowed = q.shape[1] == 1, "window_size" in options
     if attention_mask.dtype == torch.bool and attention_mask.dim() == 4 and attention_mask.shape[1:3] == (1, 1):
-        if every_query_sees_the_same or is_exporting():
+        if one_query and not windowed:  # it sees all keys that count, wherever its own is
+            options["causal"] = False
+        if one_query or not (causal or windowed) or is_exporting():
             return _masked(q, k, v, attention_mask, options), None
-    elif attention_mask.dtype == torch.int32 and attention_mask.dim() == 4 and (q.shape[1] == 1 or is_exporting()):
-        return _masked(q, k, v, attention_mask, options), None
+    elif attention_mask.dtype == torch.int32 and attention_mask.dim() == 4:
+        of_one_query = one_query and attention_mask.shape == (2, q.shape[0], 1, 1)
+        if of_one_query or is_exporting():
+            return _masked(q, k, v, attention_mask, options), None
     raise NotImplementedError(
         f"attention_mask: a mask prepared for {NAME} is needed, found {attention_mask.dtype} of shape "
         f"{tuple(attention_mask.shape)}; masks of your own need attn_implementation 'sdpa' or 'eager'"

@@ -48,11 +48,12 @@ def query_lengths(given: dict[str, Any]) -> list[int]:
     q, starts = given["q"], given.get("cu_seqlens_q")
     if starts is None:
         return [q.shape[1]] * q.shape[0]
-    used = numbers(given.get("seqused_q")) or differences(starts)
-    batch = starts.shape[0] - 1
-    if used is None:
+    rows, batch = differences(starts), starts.shape[0] - 1
+    if rows is None:
         return [bound(given, "max_seqlen_q") or q.shape[0] // max(1, batch)] * batch
-    return [clamped(n, q.shape[0]) for n in used]
+    rows = [clamped(n, q.shape[0]) for n in rows]
+    used = numbers(given.get("seqused_q"))
+    return rows if used is None else [clamped(n, most) for n, most in zip(used, rows, strict=True)]
 
 
 def key_lengths(given: dict[str, Any], batch: int) -> list[int]:
@@ -71,9 +72,11 @@ def key_lengths(given: dict[str, Any], batch: int) -> list[int]:
     if new is not None:
         added = differences(given.get("cu_seqlens_k_new")) or [new.shape[1] if new.dim() == 4 else 0] * batch
     padding = numbers(given.get("cache_leftpad")) or [0] * batch
+    first = (numbers(starts) if table is None else None) or [0] * (batch + 1)
+    room = [most - clamped(start, most) for start in first[:-1]]  # packed keys end with the tensor
     return [
-        max(0, clamped(clamped(n, most) + max(0, more), most) - clamped(pad, most))
-        for n, more, pad in zip(lengths, added, padding, strict=True)
+        max(0, clamped(clamped(n, end) + max(0, more), end) - clamped(pad, end))
+        for n, more, pad, end in zip(lengths, added, padding, room, strict=True)
     ]
 
 

@@ -395,6 +395,11 @@ def test_a_mask_of_keys_that_hides_no_order():
         torch.testing.assert_close(out, want)
         with pytest.raises(NotImplementedError, match="^attention_mask: a mask prepared for"):
             integration.attention(layer, q, q, q, valid[:, None, None], is_causal=True)
+        # A single query sees what counts, also where the last key does not; what is no mask of ours is not read as one.
+        out, _ = integration.attention(layer, q[:, :, :1], q, q, valid[:, None, None], is_causal=True)
+        torch.testing.assert_close(out, want[:, :1])
+        with pytest.raises(NotImplementedError, match="^attention_mask: a mask prepared for"):
+            integration.attention(layer, q[:, :, :1], q, q, valid[:1, None, None].int(), is_causal=True)
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt-oss, sinks and sliding window"])

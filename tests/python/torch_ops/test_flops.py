@@ -97,6 +97,11 @@ def test_lengths_count_as_the_kernels_clamp_them():
     used = {"seqused_q": int32(2, -3), "seqused_k": int32(400, 5)}
     starts = int32(0, 3, 7), int32(0, 4, 12)
     assert counted(hopper_attention.flash_attn_varlen_func, q, k, v, *starts, **used) == products(2 * 12)
+    used = {
+        "seqused_q": int32(900, 900),
+        "seqused_k": int32(2, 900),
+    }  # of their own queries, and the keys behind a start
+    assert counted(hopper_attention.flash_attn_varlen_func, q, k, v, *starts, **used) == products(3 * 2 + 4 * 8)
 
 
 def test_pages_without_memory_count_with_their_bound():
