@@ -30,7 +30,9 @@ struct AppendArguments {
   Tensor k_new;    // (B, Sn, Hk, D), or (Tn, Hk, D) with cu_seqlens_k_new; bf16 or fp16; required
   Tensor v_new;    // as k_new with Dv; required
   Tensor k_cache;  // (Bc, S, Hk, D), or (pages, page size, Hk, D) with page_table; dtype of k_new; written; required
-  Tensor v_cache;  // as k_cache with Dv; written; required; the two may interleave in one tensor, but share no element
+  Tensor v_cache;  // as k_cache with Dv; written; required; the two may interleave in one tensor, but share no element,
+                   // or be the same pages if they start a whole number of pages apart: page ids then pick other pages
+                   // for K than for V
 
   Tensor seqused_k;                 // (B,) int32: keys of each sequence before the append; negative counts as 0
   std::int64_t seqused_k_all = -1;  // instead of seqused_k, the same for all sequences; -1: not given

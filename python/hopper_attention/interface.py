@@ -381,8 +381,9 @@ def flash_attn_with_kvcache(
     out of bounds is clamped. num_splits: as in `flash_attn_func`, but the plan chooses by default.
 
     k (B, Sn, Hk, D) and v (B, Sn, Hk, Dv), or (Tn, Hk, ...) with cu_seqlens_k_new (B + 1,), dtype of the cache, go to
-    the slots from cache_seqlens on; what does not fit or has no valid page is dropped. Attention sees cache_seqlens +
-    new - cache_leftpad keys. rotary_cos, rotary_sin (positions, rotary_dim / 2), float32 or dtype of the cache,
+    the slots from cache_seqlens on; what does not fit or has no valid page is dropped. The caches may be views of one
+    tensor, but share no element, unless v_cache starts a whole number of pages behind or before k_cache: ids in page_table
+    then pick other pages for K than for V. Attention sees cache_seqlens + new - cache_leftpad keys. rotary_cos, rotary_sin (positions, rotary_dim / 2), float32 or dtype of the cache,
     rotary_dim up to D, rotate neighbouring columns, without rotary_interleaved the two halves; new keys at
     rotary_seqlens (B,) (default cache_seqlens) + j, and queries likewise if attention is causal, windowed or in chunks,
     else all at the start; q is not modified.

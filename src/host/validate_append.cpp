@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "hopper_attention/append.h"
+#include "host/memory_overlap.h"
 #include "host/require.h"
 #include "host/same_call.h"
 #include "host/tensor_rules.h"
@@ -179,19 +180,44 @@ void check_queries(AppendArguments const& args, std::int64_t batch) {
   require_distinct(rotated);
 }
 
+// Whether the caches are the same pages, of which V counts from another one on than K: where an engine keeps pages of K
+// and of V by turns, and the ids in its tables count both. A page of K is then a page of V or apart from all of them.
+bool are_same_pages(AppendArguments const& args) {
+  Tensor const& k = args.k_cache;
+  Tensor const& v = args.v_cache;
+  if (!args.page_table.given()) { return false; }
+  for (int dim = 0; dim < 4; ++dim) {
+    if (k.stride[dim] != v.stride[dim] || (dim > 0 && k.shape[dim] != v.shape[dim])) { return false; }
+  }
+  Tensor page = k;
+  page.shape[0] = 1;
+  AddressRange const first = address_range(page);
+  std::int64_t const step = k.stride[0] * element_bytes(k.dtype);
+  std::int64_t const between = address_range(v).begin - first.begin;
+  return step > 0 && first.end - first.begin <= step && between != 0 && between % step == 0;
+}
+
 }  // namespace
 
 void check_overlaps(AppendArguments const& args) {
-  constexpr int kWritten = 3;
-  std::array const tensors{Named{"q_rotated", args.q_rotated},
-                           Named{"k_cache", args.k_cache},
-                           Named{"v_cache", args.v_cache},
-                           Named{"k", args.k_new},
-                           Named{"v", args.v_new},
-                           Named{"q", args.q},
-                           Named{"rotary_cos", args.rotary_cos},
-                           Named{"rotary_sin", args.rotary_sin}};
-  require_written_apart(tensors, kWritten);
+  auto const require_apart = [&args](auto const&... written) {
+    std::array const tensors{written...,
+                             Named{"k", args.k_new},
+                             Named{"v", args.v_new},
+                             Named{"q", args.q},
+                             Named{"rotary_cos", args.rotary_cos},
+                             Named{"rotary_sin", args.rotary_sin}};
+    require_written_apart(tensors, sizeof...(written));
+  };
+  Named const rotated{"q_rotated", args.q_rotated};
+  Named const k{"k_cache", args.k_cache};
+  Named const v{"v_cache", args.v_cache};
+  if (are_same_pages(args)) {
+    require_apart(rotated, k);
+    require_apart(rotated, v);
+  } else {
+    require_apart(rotated, k, v);
+  }
 }
 
 void validate(AppendArguments const& args) {

@@ -82,6 +82,17 @@ struct Right {
   std::function<A()> make;
 };
 
+// Pages of K and V by turns in one pool, as the engine of transformers has them: K counts from the first page on and V
+// from the one behind it.
+A with_pages_by_turns() {
+  A args = with_pages();
+  args.v_new.shape[3] = 64;
+  args.v_new.stride = args.k_new.stride;
+  args.v_cache = args.k_cache;
+  args.v_cache.data = reinterpret_cast<void*>(3 * kMiB + 4 * 2 * 64 * 2);
+  return args;
+}
+
 // One wrong thing: what it is, the error and how its message begins, and a part that it must contain.
 struct Wrong {
   char const* why;
@@ -154,6 +165,7 @@ TEST_CASE("append: right calls") {
            for (Tensor* t : {&a.k_new, &a.v_new, &a.q, &a.q_rotated}) { t->stride = {8192, 1024, 256, 1, 0}; }
          });
        }},
+      {"pages of K and V by turns", with_pages_by_turns},
       {"no sequences",
        [] {
          return changed(right_call(), [](A& a) {
@@ -224,6 +236,28 @@ TEST_CASE("append: wrong calls") {
        "v_cache"},
       {"k is in the cache", right_call, [](A& a) { a.k_new.data = a.k_cache.data; }, kArgument, "k_cache: shares",
        "k,"},
+      {"V half a page behind K", with_pages_by_turns,
+       [](A& a) { a.v_cache.data = reinterpret_cast<void*>(3 * kMiB + 2 * 2 * 64 * 2); }, kArgument, "k_cache: shares",
+       "v_cache"},
+      {"K and V are the same pages", with_pages_by_turns, [](A& a) { a.v_cache.data = a.k_cache.data; }, kArgument,
+       "k_cache: shares", "v_cache"},
+      {"V one sequence behind K, without pages", right_call,
+       [](A& a) {
+         a.v_new.shape[3] = 64;
+         a.v_new.stride = a.k_new.stride;
+         a.v_cache = a.k_cache;
+         a.v_cache.data = reinterpret_cast<void*>(3 * kMiB + 9 * 2 * 64 * 2);
+       },
+       kArgument, "k_cache: shares", "v_cache"},
+      {"V one page behind K, pages within each other", with_pages_by_turns,
+       [](A& a) {
+         a.k_cache.stride = a.v_cache.stride = {64, 8 * 128, 8 * 64 * 8, 1, 0};
+         a.v_cache.data = reinterpret_cast<void*>(3 * kMiB + 64 * 2);
+       },
+       kArgument, "k_cache: shares", "v_cache"},
+      {"k among pages by turns", with_pages_by_turns,
+       [](A& a) { a.k_new.data = reinterpret_cast<void*>(3 * kMiB + 7 * 4 * 2 * 64 * 2); }, kArgument,
+       "v_cache: shares", "k,"},
       {"too many rows", right_call,
        [](A& a) {
          a.k_new.shape[1] = a.v_new.shape[1] = std::int64_t{1} << 28;

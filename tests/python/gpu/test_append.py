@@ -74,6 +74,7 @@ CASES = [
     Case("across page borders", [15, 16, 17], new=40, page_size=16),
     Case("pages of one key", [3, 0, 7], new=4, page_size=1, slots=10),
     Case("pages of 24, K and V interleaved in one tensor", [23, 24, 1], new=30, page_size=24, layout="interleaved"),
+    Case("pages of K and V by turns, counted together", [23, 24, 1], new=30, page_size=16, layout="by turns"),
     Case("heads before keys in memory", [23, 24, 1], new=30, page_size=16, layout="heads first"),
     Case("garbage page ids drop what they would hold", [10, 30, 0], new=30, page_size=16, table="garbage"),
     Case("pages end before the new keys do", [90, 96, 80], new=20, page_size=16),
@@ -139,6 +140,10 @@ def make_caches(case: Case, generator: torch.Generator):
         both = (rows, 2, slots, case.heads_k, case.head_dim)
         memory, view = guarded(both, contiguous_strides(both), dtype, generator)
         return [(memory, (lambda m: view(m)[:, 0], lambda m: view(m)[:, 1]))]
+    if case.layout == "by turns":
+        both = (2 * rows, slots, case.heads_k, case.head_dim)
+        memory, view = guarded(both, contiguous_strides(both), dtype, generator)
+        return [(memory, (lambda m: view(m)[:-1], lambda m: view(m)[1:]))]
     made = []
     for shape in (k_shape, v_shape):
         strides = contiguous_strides(shape)
@@ -158,6 +163,8 @@ def make_table(case: Case, generator: torch.Generator) -> torch.Tensor | None:
         return None
     batch, width = batch_of(case), -(-case.slots // case.page_size)
     table = torch.randperm(case.pages, generator=generator)[: batch * width].reshape(batch, width)
+    if case.layout == "by turns":
+        table *= 2
     if case.table == "garbage":
         for i, bad in zip(range(0, batch * width, 4), itertools.cycle([-1, case.pages, 2147480000, -(2**31)])):
             table.view(-1)[i] = bad

@@ -257,17 +257,26 @@ def test_transformers_generate_the_same_tokens(name):
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma 2, softcap and sliding window", "gpt-oss, sinks and sliding window"])
-def test_transformers_continuous_batching(name):
-    """With its fast path for decoding, which it takes on a GPU alone."""
+def test_transformers_continuous_batching(name, monkeypatch):
+    """It captures its steps, and takes its fast path for decoding where no layer has a window; both on a GPU alone."""
     pytest.importorskip(
         "transformers", minversion="5.23", reason="transformers 5.23 is needed, whose engine this is for"
     )
     from hopper_attention.integrations import transformers as integration
     from integrations.tiny_models import continuous_batching, model, one_by_one, prompts
 
+    decoded = []
+    original = hopper_attention.flash_attn_with_kvcache
+
+    def spy(*args, **kwargs):
+        decoded.append(torch.cuda.is_current_stream_capturing())
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(hopper_attention, "flash_attn_with_kvcache", spy)
     integration.register()
     ids, mask = prompts()
     inputs = [row[kept.bool()].tolist() for row, kept in zip(ids, mask, strict=True)]
     made = model(name, integration.NAME, "cuda", torch.float16)
     made.set_attn_implementation(integration.CONTINUOUS_BATCHING_NAME)
     assert continuous_batching(made, inputs, 8) == one_by_one(model(name, "eager", "cuda", torch.float16), inputs, 8)
+    assert any(decoded) == (name == "llama")

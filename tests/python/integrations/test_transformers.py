@@ -9,8 +9,11 @@ pytest.importorskip("transformers")
 
 import hopper_attention  # noqa: E402
 from hopper_attention.integrations import transformers as integration  # noqa: E402
+from hopper_attention.integrations import transformers_masks as masks  # noqa: E402
 from integrations.tiny_models import NAMES, SLIDING, continuous_batching, model, one_by_one, prompts  # noqa: E402
 
+GEMMA_2 = "gemma 2, softcap and sliding window"
+GPT_OSS = "gpt-oss, sinks and sliding window"
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-4}
 
 
@@ -116,13 +119,29 @@ def test_padding_on_the_right_then_decode():
     torch.testing.assert_close(steps(integration.NAME), steps("eager"), **TOLERANCE)
 
 
-@pytest.mark.parametrize("name", ["llama", "mistral, sliding window"])
-def test_packed_sequences(name, calls):
+@pytest.fixture
+def searches(monkeypatch):
+    """How often starts of packed sequences were looked for, which reads the device."""
+    made = []
+    original = masks.starts_of
+
+    def spy(numbers):
+        made.append(numbers)
+        return original(numbers)
+
+    monkeypatch.setattr(masks, "starts_of", spy)
+    return made
+
+
+@pytest.mark.parametrize(("name", "kinds_of_masks"), [("llama", 1), ("mistral, sliding window", 1), (GEMMA_2, 2)])
+def test_packed_sequences(name, kinds_of_masks, calls, searches):
+    """Starts are looked for once for all layers."""
     ids = prompts()[0]
     positions = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6], [*range(11)], [*range(9), 0, 1]])
     inputs = {"position_ids": positions, "use_cache": False}
     got, want = (logits_of(name, i, ids, **inputs) for i in (integration.NAME, "eager"))
     assert set(calls) == {"flash_attn_varlen_func"}
+    assert len(searches) == kinds_of_masks
     torch.testing.assert_close(got, want, **TOLERANCE)
 
 
@@ -167,15 +186,18 @@ def test_cross_attention():
     torch.testing.assert_close(*got, **TOLERANCE)
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma 2, softcap and sliding window", "gpt-oss, sinks and sliding window"])
-def test_continuous_batching(name, calls):
-    """Paged: the engine of transformers schedules three prompts of different lengths; same tokens as one by one."""
+@pytest.mark.parametrize("name", ["llama", GEMMA_2, GPT_OSS])
+def test_continuous_batching(name, calls, searches):
+    """Paged: the engine of transformers schedules three prompts of different lengths; same tokens as one by one. On a GPU
+    it captures its steps, in which the device cannot be read.
+    """
     made = model(name, integration.NAME)
     made.set_attn_implementation(integration.CONTINUOUS_BATCHING_NAME)
     ids, mask = prompts()
     inputs = [row[kept.bool()].tolist() for row, kept in zip(ids, mask, strict=True)]
     got = continuous_batching(made, inputs, 8)
     assert set(calls) == {"flash_attn_varlen_func"}
+    assert not searches
     assert got == one_by_one(model(name, "eager"), inputs, 8)
 
 
@@ -251,12 +273,12 @@ def test_the_name_for_continuous_batching_is_found_here(monkeypatch):
 def test_masks_of_other_shapes_are_refused():
     from transformers.masking_utils import and_masks, causal_mask_function, or_masks
 
-    known = integration.mask_parts(and_masks(causal_mask_function))
+    known = masks.mask_parts(and_masks(causal_mask_function))
     assert set(known) == {"causal_mask_function"}
     with pytest.raises(NotImplementedError, match="found or_masks"):
-        integration.mask_parts(and_masks(causal_mask_function, or_masks(causal_mask_function)))
+        masks.mask_parts(and_masks(causal_mask_function, or_masks(causal_mask_function)))
     with pytest.raises(NotImplementedError, match="found test_masks_of_other_shapes_are_refused"):
-        integration.mask_parts(lambda b, h, q, k: k < 3)
+        masks.mask_parts(lambda b, h, q, k: k < 3)
     ids, _ = prompts()
     with pytest.raises(NotImplementedError, match="attention_mask: a mask prepared for"):
         logits_of("llama", integration.NAME, ids, attention_mask=torch.zeros(3, 1, 11, 11))
