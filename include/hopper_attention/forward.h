@@ -123,9 +123,12 @@ struct Plan {
   int threads = 0;
   int heads_per_pass =
       0;  // of a dense call: head groups (of all sequences) whose tiles run together, so that their K and V stay in L2
-  bool listed = false;              // tiles come from the schedule of the step, not from their index alone
-  int cluster = 0;                  // thread blocks that share each tile, one for each sequence and group of heads, and
-                                    // merge in shared memory; 0: tiles are shared out in another way
+  bool listed = false;  // tiles come from the schedule of the step, not from their index alone
+  int cluster = 0;      // thread blocks that share each tile, one for each sequence and group of heads, and
+                        // merge in shared memory; 0: tiles are shared out in another way
+  // With a schedule, which knows on the device what lengths are and not only their bound:
+  int cluster_if_alike = 0;         // as cluster, if it finds no sequence much longer than the others; 0: not asked
+  bool draws_if_whole = false;      // tiles are drawn in its order if it cuts none
   bool starts_early = true;         // kernels are set up while the one before on the stream still runs
   bool makes_schedule = false;      // which has to be computed first
   bool fixed_splits = false;        // splits depend on a sequence alone (batch_invariant)

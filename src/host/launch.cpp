@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "hopper_attention/forward.h"
+#include "host/cluster_params.h"
 #include "host/cuda_launch.h"
 #include "host/kernel_table.h"
 #include "host/require.h"
@@ -242,7 +243,7 @@ ScheduleParams schedule_params(Plan const& plan, KernelPlan const& kernel, Probl
 
 Packing packing_of(Plan const& plan, KernelPlan const& kernel) {
   int const rows = rows_of_slab(kernel.tile);
-  return make_packing(plan.packed_heads, plan.cluster > 1 ? std::min(rows, kMostMergeRows) : rows);
+  return make_packing(plan.packed_heads, cluster_of(plan) > 1 ? std::min(rows, kMostMergeRows) : rows);
 }
 
 AttentionParams attention_params(Plan const& plan, KernelPlan const& kernel, Problem const& problem,
@@ -264,15 +265,9 @@ AttentionParams attention_params(Plan const& plan, KernelPlan const& kernel, Pro
   p.listed = plan.listed;
   p.least_queries = kernel.least_queries;
   p.most_queries = kernel.most_queries;
-  if (plan.cluster > 0) {
-    int const of_tile = clusters_of_tile(kernel);
-    p.cluster = {.size = plan.cluster,
-                 .of_tile = of_tile,
-                 .at_once = kernel.ctas / (plan.cluster * of_tile),
-                 .tiles = static_cast<int>(kernel.most_tiles),
-                 .ctas_of_tile = FastDivmod(plan.cluster * of_tile),
-                 .tiles_of_sequence = FastDivmod(problem.heads_q / plan.packed_heads),
-                 .metadata = plan.listed ? workspace.metadata : nullptr};
+  p.cluster = cluster_params(plan, kernel, problem.heads_q, workspace.metadata);
+  if (p.cluster.on()) {
+    // All else follows from the index of a block.
   } else if (plan.listed) {
     p.schedule = schedule_params(plan, kernel, problem, workspace.metadata);
     p.sharing = problem.heads_q / problem.heads_k / plan.packed_heads;
@@ -340,8 +335,8 @@ void launch_combine(Plan const& plan, Problem const& problem, Arguments const& a
     task.partial = workspace.partial[i];
     task.queries_per_slab = packing_of(plan, kernel).queries_per_slab;
     task.slabs = slabs_of(kernel.tile);
-    bool const of_clusters = plan.cluster > 0;
-    task.clusters = of_clusters ? clusters_of_tile(kernel) : 0;
+    task.cluster = cluster_params(plan, kernel, problem.heads_q, workspace.metadata);
+    bool const of_clusters = task.cluster.on();
     if (of_clusters) { task.schedule.metadata = nullptr; }
     task.candidates =
         static_cast<int>(plan.fixed_splits || of_clusters ? kernel.most_tiles : kernel.partial_slots / 2 - 1);
@@ -391,7 +386,7 @@ void launch(Plan const& plan, Problem const& problem, Arguments const& args, Str
                    .threads = entry.threads,
                    .shared_bytes = entry.shared_bytes,
                    .start = plan.starts_early && !decodes_again ? Start::kOverlap : Start::kAfter,
-                   .cluster = std::max(1, plan.cluster)},
+                   .cluster = std::max(1, cluster_of(plan))},
                   &params, stream, "the launch of the attention kernel failed");
     first = false;
     decodes = decodes || kernel.family == KernelFamily::kDecode;

@@ -141,6 +141,28 @@ bool draws_tiles(PlanRequest const& request) {
          request.blocks_of_tile(tile) > kMostBlocksOfShortTile;
 }
 
+void leave_clusters_to_schedule(PlanRequest const& request, Plan& plan) {
+  testing::ForcedPlan const& forced = request.forced;
+  bool const is_forced = forced.cluster != 0 || forced.num_splits >= 2 || forced.ctas > 0 || request.forces_tile();
+  if (!request.problem.ragged || plan.fixed_splits || plan.kernels.size() != 1 || is_forced) { return; }
+  KernelPlan& kernel = plan.kernels.front();
+  std::int64_t const tiles = request.tiles_of_few();
+  plan.draws_if_whole = tiles > request.most_ctas(kernel.tile);
+  if (plan.draws_if_whole) {
+    because(plan, "tiles", "drawn whole, the longest first, if none is so long that the schedule cuts it");
+    return;
+  }
+  int const size =
+      may_share_tiles(request) ? widest_cluster(request, kernel.tile, tiles, request.blocks_of_tile(kernel.tile)) : 1;
+  plan.cluster_if_alike = size;
+  if (size > 1) {
+    kernel.ctas = most_ctas_in_clusters(request, kernel.tile, size) / size * size;
+    kernel.partial_slots = 2 * std::int64_t{kernel.ctas};
+  }
+  because(plan, "tiles", size > 1 ? concat("each by a cluster of ", size, " blocks") : "each by a block",
+          " if the schedule finds no sequence much longer than the others");
+}
+
 void plan_clusters(PlanRequest const& request, Plan& plan) {
   take_scheduled_packing(request, plan);
   KernelPlan& kernel = add_kernel(request, plan, request.decode_use(), false);

@@ -169,6 +169,7 @@ void plan_listed(PlanRequest const& request, Plan& plan) {
   bool const one_split = plan.fixed_splits && fits_one_split(request, request.tile_row(request.decode_use()).tile);
   if (request.decodes()) {
     add_decode_kernels(request, plan, splits && !one_split && (forced || !whole_tiles_suffice(request)));
+    leave_clusters_to_schedule(request, plan);
   } else {
     bool const known = !plan.fixed_splits && queries_are_known(request.problem);
     bool const cuts = forced || !known || !whole_tiles_fill_grid(request);

@@ -81,6 +81,9 @@ bool draws_tiles(PlanRequest const& request);
 // A split of fixed size holds every tile of few queries, so that none is cut.
 bool fits_one_split(PlanRequest const& request, TileConfig const& tile);
 void plan_clusters(PlanRequest const& request, Plan& plan);
+// For a plan with a schedule, whose bound on the lengths is too long for clusters: what the sequences really have may
+// not be. An engine's bound is what a page table has room for.
+void leave_clusters_to_schedule(PlanRequest const& request, Plan& plan);
 
 // plan_listed.cpp: a schedule shares the tiles out.
 bool splitting_pays(PlanRequest const& request);

@@ -70,6 +70,9 @@ constexpr int clusters_of_tile(KernelPlan const& kernel) {
   return kernel.may_split ? static_cast<int>(kernel.partial_slots / kernel.most_tiles) : 1;
 }
 
+// Thread blocks of the clusters that a plan's kernel is launched in, 0 or 1 without clusters.
+inline int cluster_of(Plan const& plan) { return max_of(plan.cluster, plan.cluster_if_alike); }
+
 constexpr std::int64_t aligned_bytes(std::int64_t bytes) { return (bytes + 255) / 256 * 256; }
 
 // Of the workspace: partial results in float32, and their LSE.

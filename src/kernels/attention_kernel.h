@@ -22,9 +22,9 @@ namespace hopper_attention {
 // Warps of the producer warpgroup. Each walks the same work, so that none waits for what only another needs.
 enum class ProducerWarp { kKeysValues = 0, kQueries = 1, kValues = 2, kSchedule = 3 };
 
-// Whether the CTAs of a cluster share a tile.
+// Whether the CTAs of a cluster may share a tile.
 template <class Traits>
-__device__ __forceinline__ bool shares_tiles(AttentionParams const& params) {
+__device__ __forceinline__ bool may_share_tiles(AttentionParams const& params) {
   return Traits::kDecode && params.cluster.size > 1;
 }
 
@@ -125,16 +125,24 @@ __device__ __forceinline__ void schedule(AttentionParams const& params, typename
     }
     return __shfl_sync(0xffffffff, index, 0);
   };
-  if (Traits::kDecode && params.cluster.on() && !params.cluster.draws()) {
+  WorkFrom from = Traits::kListed && params.listed ? WorkFrom::kSchedule : WorkFrom::kTileList;
+  if constexpr (Traits::kDecode) {
+    if (params.cluster.by_schedule) {
+      start_role<Traits>(params);
+      warm_schedule(params.schedule, params.sequences);
+    }
+    from = work_from(params);
+  }
+  if (Traits::kDecode && from == WorkFrom::kClusters) {
     ClusterWorkSource source(params, blockIdx.x);
     start_role<Traits>(params);
     publish<Traits>(params, shared, source, draw);
-  } else if (Traits::kDecode && params.cluster.on()) {
+  } else if (Traits::kDecode && from == WorkFrom::kDrawnTiles) {
     start_role<Traits>(params);
     warm_lengths(params.sequences);
     DrawnTileSource source(params);
     publish<Traits>(params, shared, source, draw);
-  } else if (!Traits::kListed || !params.listed) {
+  } else if (!Traits::kListed || from == WorkFrom::kTileList) {
     DenseWorkSource source(params, blockIdx.x);
     start_role<Traits>(params);
     publish<Traits>(params, shared, source, draw);
@@ -182,9 +190,10 @@ __device__ __forceinline__ void produce(AttentionParams const& params, typename 
   TmaLoader<Traits> const loader{params.load, shared, static_cast<int>(threadIdx.x % 32)};
   auto const warp = static_cast<ProducerWarp>(cutlass::canonical_warp_idx_sync());
   if (warp != ProducerWarp::kSchedule) { start_role<Traits>(params); }
-  if (Traits::kDecode && params.cluster.on() && !params.cluster.draws() &&
-      (warp == ProducerWarp::kKeysValues || warp == ProducerWarp::kValues)) {
-    warm_pages(params.load.pages, params.cluster.sequence(params.cluster.first_tile(blockIdx.x)));
+  bool const by_cluster = params.cluster.size > 0 && (params.cluster.by_schedule || !params.cluster.draws());
+  if (Traits::kDecode && by_cluster && (warp == ProducerWarp::kKeysValues || warp == ProducerWarp::kValues)) {
+    int const tile = params.cluster.first_tile(blockIdx.x);
+    if (tile < params.cluster.tiles) { warm_pages(params.load.pages, params.cluster.sequence(tile)); }
   }
   GatherLoader<Traits> const gather{params.load, shared, loader.lane};
   auto const announce_loads = [&](TileWork const& work) __attribute__((always_inline)) {
@@ -255,13 +264,13 @@ __device__ __forceinline__ void consume_swapped(AttentionParams const& params, t
     mainloop.mma(work, read, [&]() {
       if (thread == 0) { arrive_barrier(shared.q_empty[0][0]); }
     });
-    if (shares_tiles<Traits>(params) || work.slot >= 0) {
+    if (work.in_cluster || work.slot >= 0) {
       merge(work, [&](int rows) { epilogue.send(merge, mainloop, rows); });
     } else {
       epilogue.store(work, mainloop);
     }
   });
-  if (shares_tiles<Traits>(params)) { merge.finish(); }
+  if (may_share_tiles<Traits>(params)) { merge.finish(); }
 }
 
 // An item as a whole. Where fields are read from shared memory one by one as they are needed, each costs its latency:
@@ -361,7 +370,7 @@ __device__ __forceinline__ void consume(AttentionParams const& params, typename 
       slab = mainloop.wait_output(read);
       read.skip(Traits::kOutputSlots);
     }
-    if (shares_tiles<Traits>(params)) {
+    if (Traits::kDecode && finished.in_cluster) {
       if constexpr (Traits::kDecode) {
         merge(finished, [&](int row_count) { epilogue.send(merge, softmax, tOrO, row_count); });
       }
@@ -377,7 +386,7 @@ __device__ __forceinline__ void consume(AttentionParams const& params, typename 
   }
   epilogue.wait_stores();
   if constexpr (Traits::kDecode) {
-    if (shares_tiles<Traits>(params)) { merge.finish(); }
+    if (may_share_tiles<Traits>(params)) { merge.finish(); }
   }
 }
 
@@ -400,7 +409,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.per_sm)
   if (threadIdx.x == 0) { setup_barriers<Traits>(shared, params.cluster.size, params.load.pages.gathered()); }
   if (threadIdx.x == 32) { prefetch_maps(params); }
   __syncthreads();
-  if (shares_tiles<Traits>(params)) { cute::cluster_arrive_relaxed(); }
+  if (may_share_tiles<Traits>(params)) { cute::cluster_arrive_relaxed(); }
   if constexpr (!Traits::kDecode) { start(params); }
 
   if (cutlass::canonical_warp_group_idx() == 0) {

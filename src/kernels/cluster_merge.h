@@ -72,7 +72,7 @@ class ClusterMerge {
   __device__ __forceinline__ ClusterMerge(AttentionParams const& params, SharedStorage& shared, int thread)
       : params_(params), shared_(shared), thread_(thread) {}
 
-  __device__ __forceinline__ int parts() const { return max_of(1, params_.cluster.size); }
+  __device__ __forceinline__ int parts() const { return parts_; }
 
   // All CTAs of the cluster come here for the same tile. `send(rows)` calls send_end() and send_pair() for the tile's
   // rows, of which the swapped form has multiples of 8.
@@ -81,6 +81,7 @@ class ClusterMerge {
     int const existing =
         min_of((work.queries.last + 1 - work.queries.first) * params_.packing.heads.divisor, Traits::kMergeRows);
     int const rows = Traits::kSwapped ? ceil_div(existing, 8) * 8 : existing;
+    parts_ = work.in_cluster ? params_.cluster.size : 1;
     here_ = parts() == 1;
     if (!here_) {
       wait_for_others();
@@ -119,7 +120,7 @@ class ClusterMerge {
 
   // Other CTAs do not touch this one's shared memory any more: it may end.
   __device__ __forceinline__ void finish() const {
-    if (parts() > 1) { wait_for_others(); }
+    if (params_.cluster.size > 1) { wait_for_others(); }
   }
 
  private:
@@ -279,6 +280,7 @@ class ClusterMerge {
   SharedStorage& shared_;
   int thread_;
   int merged_ = 0;    // tiles
+  int parts_ = 1;     // of the tile
   bool here_ = true;  // nothing comes from other CTAs
 };
 

@@ -4,6 +4,7 @@
 #include <cuda.h>
 
 #include <cstdint>
+#include <limits>
 
 #include "hopper_attention/types.h"
 #include "kernels/fast_divmod.h"
@@ -75,22 +76,33 @@ struct EpilogueParams {
 };
 
 // Clusters of CTAs that share a tile, one for each sequence and head group; where there are fewer CTAs than tiles, they
-// take them in turn, or draw them in the order of the schedule. Off with size 0.
+// take them in turn, or draw them in the order of the schedule. Off with size 0. by_schedule: all this is so only if
+// the lengths in the schedule say that it is best (Schedule::clusters_suffice); with size 0 tiles are drawn if none is
+// cut.
 struct ClusterParams {
   int size = 0;
-  int of_tile = 1;  // clusters that share a tile; more than one leave their results to the combine kernel
-  int at_once = 0;  // tiles that the grid takes in a round
+  bool by_schedule = false;
+  int of_tile = 1;   // clusters that share a tile; more than one leave their results to the combine kernel
+  int few_keys = 0;  // of a sequence whose tiles the first of several clusters takes alone
+  int at_once = 0;   // tiles that the grid takes in a round
   int tiles = 0;
-  FastDivmod ctas_of_tile;       // size * of_tile
+  int spread_bits = 0;      // of the index of a CTA that takes a tile: tiles go to every second, fourth, ... CTA first
+  FastDivmod ctas_of_tile;  // size * of_tile
   FastDivmod tiles_of_sequence;  // head groups
   int* metadata = nullptr;       // of the schedule, where tiles are drawn
 
-  HA_HOST_DEVICE constexpr bool on() const { return size > 0; }
+  HA_HOST_DEVICE constexpr bool on() const { return size > 0 && !by_schedule; }
   HA_HOST_DEVICE constexpr bool draws() const { return metadata != nullptr; }
-  HA_HOST_DEVICE constexpr int first_tile(int cta) const { return ctas_of_tile.quotient(cta); }
+  HA_HOST_DEVICE constexpr int first_tile(int cta) const {
+    if (spread_bits == 0) { return ctas_of_tile.quotient(cta); }
+    int const low = cta & ((1 << spread_bits) - 1);
+    int const group = spread_bits == 2 ? low >> 1 | (low & 1) << 1 : low;
+    return group * (at_once >> spread_bits) + (cta >> spread_bits);
+  }
   HA_HOST_DEVICE constexpr int sequence(int tile) const { return tiles_of_sequence.quotient(tile); }
   // Of the workspace, which takes the result of the CTA's cluster; -1: it is the whole tile.
   HA_HOST_DEVICE constexpr int slot(int cta) const { return of_tile > 1 ? cta >> log2_of(size) : -1; }
+  HA_HOST_DEVICE constexpr bool first_takes_all(SeqlenQK len) const { return of_tile > 1 && len.k <= few_keys; }
 };
 
 struct AttentionParams {
@@ -107,7 +119,7 @@ struct AttentionParams {
   int sharing = 1;           // head groups that read the same K and V
   bool listed = false;       // work comes from `schedule`, not from `scheduler`
   int least_queries = 0;     // of the sequences that this kernel takes; the others of its list are another one's
-  int most_queries = 0;
+  int most_queries = std::numeric_limits<int>::max();
   ClusterParams cluster;
   bool wait_at_start = false;  // for the kernel before, whose results are read
 

@@ -27,17 +27,20 @@ HA_HOST_DEVICE PartedTile find_parted_tile(SplitCombineTask const& task, Sequenc
                                            Sequence& sequence, int index) {
   ScheduleParams const& params = task.schedule;
   PartedTile parted;
-  if (task.clusters > 0) {
-    parted.place = params.head_groups.quotient(index);
+  if (task.cluster.on()) {
+    int const place = params.head_groups.quotient(index);
+    sequence = sequence_at(sequences, place);
+    if (task.cluster.first_takes_all(sequence.len)) { return parted; }
+    parted.place = place;
     parted.head = params.head_groups.remainder(index);
-    parted.parts = task.clusters;
-    parted.begin = index * task.clusters;
+    parted.parts = task.cluster.of_tile;
+    parted.begin = index * task.cluster.of_tile;
     parted.fixed = true;
-    sequence = sequence_at(sequences, parted.place);
     return parted;
   }
   Schedule const schedule(params);
-  if (!schedule.by_units()) { return parted; }
+  bool const by_clusters = task.cluster.size > 0 && schedule.clusters_suffice(task.cluster.size);
+  if (!schedule.by_units() || by_clusters) { return parted; }
   int const heads = params.head_groups.divisor;
   Chunks const chunks = schedule.chunks();
   if (!params.fixed_splits && index + 1 >= chunks.count) { return parted; }

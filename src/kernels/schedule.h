@@ -164,6 +164,15 @@ class Schedule {
   // Work is shared out by units and tiles are cut; otherwise CTAs take whole tiles.
   HA_HOST_DEVICE constexpr bool by_units() const { return by_units_; }
 
+  // Whether clusters of `size` CTAs that take a tile each, all of them at once, are done as soon as CTAs that share out
+  // all units: those read as fast as memory allows, half as fast each as if they were few, and their parts are merged
+  // by a kernel of its own.
+  HA_HOST_DEVICE constexpr bool clusters_suffice(int size) const {
+    constexpr int kUnitsOfMerging = 12;  // as long as it takes to find and to merge parts: 10 to 14 us
+    long long const shared = 2LL * units() + static_cast<long long>(kUnitsOfMerging) * ctas_;
+    return !params_.may_split || static_cast<long long>(most_units()) * ctas_ <= shared * size;
+  }
+
   // CTAs that take work.
   HA_HOST_DEVICE constexpr int ctas() const { return ctas_; }
 
@@ -263,7 +272,8 @@ struct WorkItem {
   int first = 0;   // units [first, last) of `units`
   int last = 1;
   int units = 1;
-  int slot = -1;  // of the workspace that takes the partial result; -1: the item is the whole tile
+  int slot = -1;            // of the workspace that takes the partial result; -1: the item is the whole tile
+  bool in_cluster = false;  // each CTA of the cluster has a part
 };
 
 // A place, and what of the list lies before it and up to its end: tiles or units, of one head group.

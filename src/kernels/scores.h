@@ -15,6 +15,13 @@ __device__ __forceinline__ float softcapped(float score, float inner) {
   return 1.0F - 2.0F * reciprocal_approx(exp2_approx(score * (2.0F * kLog2e * inner)) + 1.0F);
 }
 
+// Lets NaN through, as fminf does not.
+__device__ __forceinline__ float min_or_nan(float a, float b) {
+  float least;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(least) : "f"(a), "f"(b));
+  return least;
+}
+
 // The same for all scores of a thread. The exponential unit is what limits a capped block: one reciprocal serves
 // kSharing = 4 scores, 1 / a = b (c d) / (a b c d), where there are registers for it. They are of one row, and of a
 // block that needs no mask: bits of a score must not depend on memory that its query does not see.
@@ -33,7 +40,7 @@ __device__ __forceinline__ void apply_softcap(Scores& scores, float inner) {
       } else {
         float d[4];
         CUTE_UNROLL
-        for (int j = 0; j < 4; ++j) { d[j] = exp2_approx(fminf(rows(r, c + j) * exponent, kMostExponent)) + 1.0F; }
+        for (int j = 0; j < 4; ++j) { d[j] = exp2_approx(min_or_nan(rows(r, c + j) * exponent, kMostExponent)) + 1.0F; }
         float const d01 = d[0] * d[1];
         float const d23 = d[2] * d[3];
         float const two = -2.0F * reciprocal_approx(d01 * d23);

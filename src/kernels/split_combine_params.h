@@ -13,8 +13,8 @@ struct SplitCombineTask {
   PartialParams partial;
   int queries_per_slab = 0;
   int slabs = 0;
-  int candidates = 0;  // blocks of the grid's x axis that look for a tile in parts
-  int clusters = 0;    // of each tile, one for each sequence and head group: its parts; 0: the schedule says which
+  int candidates = 0;     // blocks of the grid's x axis that look for a tile in parts
+  ClusterParams cluster;  // of the attention kernel
 };
 
 struct SplitCombineParams {

@@ -17,6 +17,7 @@ struct alignas(8) TileWork {
   int slot = -1;                 // of the workspace that takes a partial result; -1: this is the whole tile
   bool last = false;             // there is no more work, and nothing else in here counts
   bool announces_loads = false;  // the scheduler waits until all of its keys have been asked for
+  bool in_cluster = false;       // the CTAs of the cluster have a part of the tile each, which they merge
 
   HA_HOST_DEVICE int first_key(int n, int block) const { return range.origin + n * block; }
 
@@ -40,6 +41,7 @@ HA_HOST_DEVICE TileWork tile_work(AttentionParams const& p, int slabs, int keys,
   QueryRange const queries = query_range(p.packing, slabs, item.m, sequence.len.q);
   TileWork work{item.head, p.load.groups_per_head_k.quotient(item.head), queries, sequence};
   work.slot = item.slot;
+  work.in_cluster = item.in_cluster;
   if (queries.last < queries.first) { return work; }
   BlockAlignment const alignment{p.alignment.unit, sequence.k_row};
   BlockRange const range = block_range(p.mask, queries.first, queries.last, sequence.len, keys, alignment);

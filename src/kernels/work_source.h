@@ -63,8 +63,12 @@ class ClusterWorkSource {
   HA_HOST_DEVICE ClusterWorkSource(AttentionParams const& params, int cta)
       : params_(params), tile_(params.cluster.first_tile(cta)) {
     int const ctas = params.cluster.ctas_of_tile.divisor;
-    int const rank = cta - tile_ * ctas;
-    item_ = {.first = rank, .last = rank + 1, .units = ctas, .slot = params.cluster.slot(cta)};
+    int const rank = ctas == 1 ? 0 : cta - tile_ * ctas;
+    item_ = {.first = rank,
+             .last = rank + 1,
+             .units = ctas,
+             .slot = params.cluster.slot(cta),
+             .in_cluster = params.cluster.size > 1};
   }
 
   template <class Draw>
@@ -84,6 +88,11 @@ class ClusterWorkSource {
     }
     item = item_;
     sequence = sequence_;
+    if (cluster.first_takes_all(sequence_.len)) {
+      item.units = cluster.size;
+      item.slot = -1;
+      if (item.first >= cluster.size) { item.m = sequence_.len.q; }  // none of its queries
+    }
     ++item_.m;
   }
 
@@ -129,6 +138,21 @@ class DrawnTileSource {
   WorkItem item_;
   Sequence sequence_{};
 };
+
+// What a CTA of a kernel of few queries takes its work from.
+enum class WorkFrom { kTileList, kClusters, kDrawnTiles, kSchedule };
+
+HA_HOST_DEVICE WorkFrom work_from(AttentionParams const& params) {
+  ClusterParams const& cluster = params.cluster;
+  if (cluster.on()) { return cluster.draws() ? WorkFrom::kDrawnTiles : WorkFrom::kClusters; }
+  if (!params.listed) { return WorkFrom::kTileList; }
+  if (cluster.by_schedule) {
+    Schedule const schedule(params.schedule);
+    if (cluster.size > 0 && schedule.clusters_suffice(cluster.size)) { return WorkFrom::kClusters; }
+    if (cluster.size == 0 && !schedule.by_units()) { return WorkFrom::kDrawnTiles; }
+  }
+  return WorkFrom::kSchedule;
+}
 
 // Which lanes of a warp `holds` is true for. All lanes; the host asks for one after the other.
 template <class Predicate>

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "hopper_attention/testing.h"
+#include "host/cluster_params.h"
 #include "host/schedule_shape.h"
 #include "kernels/parted_tile.h"
 #include "kernels/schedule_params.h"
@@ -92,7 +93,7 @@ AttentionParams params_of(Call& call, KernelPlan const& kernel) {
   p.schedule = schedule_of(call, kernel);
   p.sequences = call.sequences;
   int const rows = rows_of_slab(kernel.tile);
-  p.packing = make_packing(call.plan.packed_heads, call.plan.cluster > 1 ? std::min(rows, kMostMergeRows) : rows);
+  p.packing = make_packing(call.plan.packed_heads, cluster_of(call.plan) > 1 ? std::min(rows, kMostMergeRows) : rows);
   p.mask = call.problem.mask;
   p.load.groups_per_head_k = FastDivmod(sharing);
   p.alignment.unit = call.page_unit;
@@ -101,15 +102,7 @@ AttentionParams params_of(Call& call, KernelPlan const& kernel) {
   p.listed = call.plan.listed;
   p.least_queries = kernel.least_queries;
   p.most_queries = kernel.most_queries;
-  if (call.plan.cluster > 0) {
-    p.cluster.size = call.plan.cluster;
-    p.cluster.of_tile = clusters_of_tile(kernel);
-    p.cluster.at_once = kernel.ctas / (call.plan.cluster * p.cluster.of_tile);
-    p.cluster.tiles = static_cast<int>(kernel.most_tiles);
-    p.cluster.ctas_of_tile = FastDivmod(call.plan.cluster * p.cluster.of_tile);
-    p.cluster.tiles_of_sequence = FastDivmod(call.problem.heads_q / call.plan.packed_heads);
-    p.cluster.metadata = call.plan.listed ? call.metadata.data() : nullptr;
-  }
+  p.cluster = cluster_params(call.plan, kernel, call.problem.heads_q, call.metadata.data());
   return p;
 }
 
@@ -138,6 +131,7 @@ struct Request {
   int leftpad = 0;
   int slack = 0;       // how far the bounds on the lengths are from the longest
   bool alike = false;  // all lengths are those of the first, known on the host
+  int slack_k = 0;     // of the bound on keys alone
 };
 
 std::string text_of(Request const& r) {
@@ -184,7 +178,7 @@ void make_call(Request const& r, Call& call) {
     s.capacity_k = s.seqused_k_all = longest_k;
   } else {
     longest_q += r.slack;
-    longest_k += r.slack;
+    longest_k += r.slack + r.slack_k;
     if (r.packed_q) {
       s.cu_seqlens_q = l.cu_seqlens_q.data();
       s.seqlen_q = l.cu_seqlens_q.back() + r.slack;
@@ -342,7 +336,7 @@ std::string run_drawing(AttentionParams const& params, KernelPlan const& kernel,
 
 std::string run_kernel(AttentionParams const& params, KernelPlan const& kernel, Random& random, Turn turn,
                        std::vector<Done>& done) {
-  if (params.cluster.draws()) {
+  if (kernel.family == KernelFamily::kDecode && work_from(params) == WorkFrom::kDrawnTiles) {
     return run_drawing(params, kernel, random, turn, done, [&] { return DrawnTileSource(params); });
   }
   int const slabs = slabs_of(kernel.tile);
@@ -352,6 +346,9 @@ std::string run_kernel(AttentionParams const& params, KernelPlan const& kernel, 
   return kernel.family == KernelFamily::kDecode ? run(std::type_identity<WorkSource<1>>{})
                                                 : run(std::type_identity<WorkSource<32>>{});
 }
+
+// The parts of a tile, if it has any, are merged by a cluster.
+bool takes_whole_tiles(WorkFrom from) { return from == WorkFrom::kClusters || from == WorkFrom::kDrawnTiles; }
 
 using TileName = std::tuple<int, int, int>;  // sequence, head group, query block
 
@@ -380,7 +377,7 @@ std::string coverage_fault(Call const& call, KernelPlan const& kernel, Attention
                            std::map<TileName, std::vector<Part>> const& tiles) {
   int const groups = call.problem.heads_q / call.plan.packed_heads;
   int const queries = params.packing.queries_per_slab * slabs_of(kernel.tile);
-  bool const by_cluster = params.cluster.on();
+  bool const by_cluster = kernel.family == KernelFamily::kDecode && takes_whole_tiles(work_from(params));
   int const few = schedule_kernel_of(call).decode.queries;
   std::size_t expected = 0;
   for (int b = 0; b < call.problem.batch; ++b) {
@@ -408,7 +405,9 @@ std::string coverage_fault(Call const& call, KernelPlan const& kernel, Attention
           if (part.slot < 0 && found->second.size() > 1) { return "a whole tile and more" + where; }
           if (part.slot >= 0 && found->second.size() == 1) { return "a single part" + where; }
         }
-        if (by_cluster && static_cast<int>(found->second.size()) != params.cluster.size * params.cluster.of_tile) {
+        int const ctas = std::max(1, params.cluster.size) *
+                         (params.cluster.first_takes_all(sequence.len) ? 1 : params.cluster.of_tile);
+        if (by_cluster && static_cast<int>(found->second.size()) != ctas) {
           return "not one part for each CTA of the cluster" + where;
         }
         for (int const count : visits) {
@@ -436,8 +435,8 @@ std::string combine_fault(Call& call, KernelPlan const& kernel, std::map<TileNam
   task.schedule = schedule_of(call, kernel);
   task.queries_per_slab = rows_of_slab(kernel.tile) / call.plan.packed_heads;
   task.slabs = slabs_of(kernel.tile);
-  task.clusters = call.plan.cluster > 0 ? clusters_of_tile(kernel) : 0;
-  bool const by_tile = call.plan.fixed_splits || task.clusters > 0;
+  task.cluster = cluster_params(call.plan, kernel, call.problem.heads_q, call.metadata.data());
+  bool const by_tile = call.plan.fixed_splits || task.cluster.on();
   task.candidates = static_cast<int>(by_tile ? kernel.most_tiles : kernel.partial_slots / 2 - 1);
   std::set<TileName> merged;
   for (int i = 0; i < task.candidates; ++i) {
@@ -446,7 +445,7 @@ std::string combine_fault(Call& call, KernelPlan const& kernel, std::map<TileNam
     if (tile.place < 0) { continue; }
     TileName const name{sequence.batch, tile.head, tile.m};
     auto const found = tiles.find(name);
-    if (task.clusters > 0 && sequence.len.q == 0) { continue; }
+    if (task.cluster.on() && sequence.len.q == 0) { continue; }
     if (found == tiles.end()) { return "a tile is merged that nobody computed"; }
     if (!merged.insert(name).second) { return "a tile is merged twice"; }
     std::set<int> written;
@@ -458,7 +457,8 @@ std::string combine_fault(Call& call, KernelPlan const& kernel, std::map<TileNam
     }
   }
   for (auto const& [name, parts] : tiles) {
-    if (parts.size() > 1 && !merged.contains(name)) { return "a tile in parts is not merged"; }
+    bool const leaves_parts = parts.size() > 1 && parts.front().slot >= 0;
+    if (leaves_parts != merged.contains(name)) { return "a tile in parts is not merged, or another one"; }
   }
   return "";
 }
@@ -483,7 +483,6 @@ std::string run_clusters(AttentionParams const& params, KernelPlan const& kernel
   for (int cta = 0; cta < kernel.ctas; ++cta) {
     ClusterWorkSource source(params, cta);
     int const rank = cta % (cluster.size * cluster.of_tile);
-    int const slot = cluster.of_tile > 1 ? cta / cluster.size : -1;
     std::vector<TileName> mine;
     for (int calls = 0;; ++calls) {
       if (calls > 100'000) { return "no end"; }
@@ -491,16 +490,19 @@ std::string run_clusters(AttentionParams const& params, KernelPlan const& kernel
       Sequence sequence{};
       source.next(item, sequence, 0);
       if (item.place < 0) { break; }
+      bool const alone = cluster.first_takes_all(sequence.len);
+      int const slot = cluster.of_tile > 1 && !alone ? cta / cluster.size : -1;
       bool const own = item.first == rank && item.last == rank + 1;
-      if (!own || item.units != cluster.size * cluster.of_tile) { return "the part of another"; }
+      if (!own || item.units != cluster.size * (alone ? 1 : cluster.of_tile)) { return "the part of another"; }
       if (item.slot != slot || slot >= kernel.partial_slots) { return "the slot of another"; }
+      if (item.in_cluster != (cluster.size > 1)) { return "a part that nobody merges"; }
       TileWork const work = tile_work(params, slabs_of(kernel.tile), kernel.tile.keys, item, sequence);
       if (work.queries.last < work.queries.first) { continue; }
       if (work.queries.last - work.queries.first >= params.packing.queries_per_slab) { return "too many queries"; }
       mine.emplace_back(sequence.batch, item.head, item.m);
       done.push_back({item, work, cta, -1});
     }
-    if (cta % cluster.size == 0) { leader = mine; }
+    if (cta % std::max(1, cluster.size) == 0) { leader = mine; }
     if (mine != leader) { return "CTAs of a cluster do not take the same tiles"; }
   }
   return "";
@@ -509,6 +511,7 @@ std::string run_clusters(AttentionParams const& params, KernelPlan const& kernel
 struct Seen {
   int by_units = 0, by_tiles = 0, fixed = 0, alike = 0, parted = 0, two_kernels = 0, clusters = 0, drawn = 0;
   int two_decode_kernels = 0;
+  int clusters_by_schedule = 0, drawn_by_schedule = 0, units_by_schedule = 0;
 };
 
 // Units of the busiest CTA, over those of all.
@@ -583,7 +586,7 @@ std::string card_share_fault(AttentionParams const& params, KernelPlan const& ke
 
 std::string cluster_fault(Call& call, KernelPlan const& kernel, Random& random, Seen& seen) {
   AttentionParams const params = params_of(call, kernel);
-  bool const draws = params.cluster.draws();
+  bool const draws = work_from(params) == WorkFrom::kDrawnTiles;
   seen.drawn += draws;
   std::vector<Done> done;
   std::string fault =
@@ -618,10 +621,16 @@ std::string share_of_decode_fault(Call& call) {
 std::string call_fault(Call& call, Random& random, Seen& seen) {
   if (call.plan.cluster > 0) {
     ++seen.clusters;
-    KernelPlan const& kernel = call.plan.kernels.front();
-    return cluster_fault(call, kernel, random, seen);
+    return cluster_fault(call, call.plan.kernels.front(), random, seen);
   }
   if (!call.plan.listed) { return ""; }
+  if (call.plan.cluster_if_alike > 0 || call.plan.draws_if_whole) {
+    WorkFrom const from = work_from(params_of(call, call.plan.kernels.front()));
+    seen.clusters_by_schedule += from == WorkFrom::kClusters;
+    seen.drawn_by_schedule += from == WorkFrom::kDrawnTiles;
+    seen.units_by_schedule += from == WorkFrom::kSchedule;
+    if (takes_whole_tiles(from)) { return cluster_fault(call, call.plan.kernels.front(), random, seen); }
+  }
   seen.two_kernels += call.plan.kernels.size() == 2;
   seen.alike += !call.problem.ragged;
   std::map<TileName, std::vector<Part>> of_few;  // of the first of two decode kernels
@@ -701,6 +710,74 @@ TEST_CASE("schedule: random calls compute every key block of every query block o
   CHECK(seen.drawn > 5);
 }
 
+TEST_CASE("schedule: where the bound is what a page table has room for, lengths decide between clusters and units") {
+  Random random(3);
+  Seen seen;
+  int one_long = 0;
+  for (int i = 0; i < 1500; ++i) {
+    Request r;
+    int const batch = one_of<int>(random, {1, 2, 5, 16, 40, 64, 130, 300});
+    int const usual = one_of<int>(random, {0, 1, 200, 1000, 3000});
+    for (int b = 0; b < batch; ++b) {
+      int const keys = pick(random, usual / 2, usual);
+      r.lengths.push_back({pick(random, 0, 2), keys, keys});
+    }
+    if (pick(random, 0, 2) == 0) {
+      ++one_long;
+      int const keys = pick(random, 5'000, 60'000);
+      r.lengths[static_cast<std::size_t>(pick(random, 0, batch - 1))] = {1, keys, keys};
+    }
+    std::tie(r.heads_q, r.heads_k) =
+        one_of<std::pair<int, int>>(random, {{1, 1}, {4, 4}, {8, 2}, {8, 1}, {32, 8}, {5, 1}});
+    r.head_dim = one_of<int>(random, {64, 96, 128, 192, 256});
+    r.sm_count = one_of<int>(random, {1, 7, 48, 114, 132});
+    r.options.num_splits = one_of<int>(random, {0, 0, 0, 1, 2, 7, 256});
+    r.options.causal = pick(random, 0, 1) == 0;
+    if (pick(random, 0, 5) == 0) { r.options.window_left = pick(random, 0, 2000); }
+    r.packed_q = pick(random, 0, 1) == 0;
+    r.page_unit = one_of<int>(random, {1, 8, 64});
+    r.slack_k = 131'072;
+    CAPTURE(i);
+    CAPTURE(text_of(r));
+    Call call;
+    make_call(r, call);
+    REQUIRE(call_fault(call, random, seen) == "");
+  }
+  CHECK(seen.clusters_by_schedule > 100);
+  CHECK(seen.drawn_by_schedule > 100);
+  CHECK(seen.units_by_schedule > 100);
+  CHECK(one_long > 100);
+}
+
+TEST_CASE("clusters: they suffice where no sequence is much longer than the others") {
+  struct Step {
+    char const* why;
+    std::vector<int> keys;
+    bool suffice;
+  };
+  auto const others = [](int longest, int count, int keys) {
+    std::vector<int> all(static_cast<std::size_t>(count), keys);
+    all.front() = longest;
+    return all;
+  };
+  for (Step const& step :
+       {Step{"all alike", others(8192, 16, 8192), true}, Step{"all short", others(100, 16, 1), true},
+        Step{"one twice as long", others(8192, 16, 4096), true}, Step{"one long", others(100'000, 16, 1000), false}}) {
+    CAPTURE(step.why);
+    Request r;
+    std::tie(r.heads_q, r.heads_k) = std::pair(8, 1);
+    for (int const keys : step.keys) { r.lengths.push_back({1, keys, keys}); }
+    r.slack_k = 131'072;
+    r.options.num_splits = 0;
+    Call call;
+    make_call(r, call);
+    CHECK(call.plan.cluster == 0);
+    CHECK(call.plan.cluster_if_alike == 4);
+    WorkFrom const from = work_from(params_of(call, call.plan.kernels.front()));
+    CHECK(from == (step.suffice ? WorkFrom::kClusters : WorkFrom::kSchedule));
+  }
+}
+
 TEST_CASE(
     "clusters: all CTAs together visit every key block of every query block once, each of a cluster a part of all") {
   Random random(7);
@@ -758,7 +835,7 @@ TEST_CASE(
     }
     AttentionParams const params = params_of(call, kernel);
     std::vector<Done> done;
-    bool const draws = params.cluster.draws();
+    bool const draws = work_from(params) == WorkFrom::kDrawnTiles;
     drawn += draws;
     REQUIRE((draws ? run_kernel(params, kernel, random, Turn::kRandom, done) : run_clusters(params, kernel, done)) ==
             "");

@@ -1,0 +1,31 @@
+// Plan -> what the kernels are told about clusters.
+#pragma once
+
+#include "hopper_attention/forward.h"
+#include "host/schedule_shape.h"
+#include "kernels/params.h"
+
+namespace hopper_attention {
+
+inline ClusterParams cluster_params(Plan const& plan, KernelPlan const& kernel, int heads_q, int* metadata) {
+  constexpr int kSmsOfPair = 2;  // neighbouring blocks of a grid go to a pair of SMs, which share a way to memory
+  // A cluster that takes a tile of so many blocks of keys for each of its thread blocks is done before others could
+  // help.
+  constexpr int kFewBlocks = 4;
+  ClusterParams p;
+  p.by_schedule = plan.cluster_if_alike > 0 || plan.draws_if_whole;
+  p.size = cluster_of(plan);
+  if (p.size == 0 && !p.by_schedule) { return p; }
+  p.of_tile = p.by_schedule ? 1 : clusters_of_tile(kernel);
+  p.few_keys = kFewBlocks * kernel.tile.keys * p.size;
+  p.at_once = kernel.ctas / (max_of(1, p.size) * p.of_tile);
+  p.tiles = static_cast<int>(kernel.most_tiles);
+  int const neighbours = kSmsOfPair * kernel.tile.per_sm;
+  p.spread_bits = p.by_schedule && p.size == 1 && kernel.ctas % neighbours == 0 ? log2_of(neighbours) : 0;
+  p.ctas_of_tile = FastDivmod(max_of(1, p.size) * p.of_tile);
+  p.tiles_of_sequence = FastDivmod(heads_q / plan.packed_heads);
+  p.metadata = plan.listed ? metadata : nullptr;
+  return p;
+}
+
+}  // namespace hopper_attention
