@@ -215,8 +215,6 @@ def test_one_sequence_alone_and_another_order_are_the_same_problems(batch):
             batches.require_same(
                 batch, "alone", batches.of_sequence(one, results, 0), batches.of_sequence(made, together, b)
             )
-    if batch.keys == "packed":
-        return
     order = list(range(batch.size))[::-1]
     other = batches.permuted(made, order)
     results = attend(other)
@@ -224,6 +222,11 @@ def test_one_sequence_alone_and_another_order_are_the_same_problems(batch):
     for place, b in enumerate(order):
         found = batches.of_sequence(other, results, place)
         batches.require_same(batch, "permuted", found, batches.of_sequence(made, together, b))
+        rows, moved = (
+            x.slots[x.k_starts[i] : x.k_starts[i] + batch.k_lengths[b]] for x, i in ((made, b), (other, place))
+        )
+        k, k_moved = (x.k.reshape(-1, *x.k.shape[-2:]) for x in (made, other))
+        assert torch.equal(k[rows], k_moved[moved]), f"sequence {b} has lost its keys"
 
 
 def test_check_metadata_is_silent_about_right_batches():

@@ -4,6 +4,7 @@ passes, and each rejects a defect planted in the calls.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import json
 import math
@@ -20,6 +21,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from gpu import batches, support  # noqa: E402
+from gpu.fixed_splits import cut_sequences  # noqa: E402
 from reliability import (  # noqa: E402
     _memory,
     batch_invariance,
@@ -193,6 +195,35 @@ def test_a_call_before_its_late_producer_is_seen(monkeypatch, late):
 def test_a_neighbour_that_counts_is_seen(monkeypatch):
     changed(monkeypatch, lambda made, found, n: found[1].add_(made.batch.size))
     assert any("alone" in text for text in failures(batch_invariance, 10))
+
+
+def test_a_share_of_the_victims_is_cut(monkeypatch):
+    """Of those that are drawn for a GPU: without cuts they show little."""
+    monkeypatch.setattr(support, "DEVICE", "cuda")  # to draw from, nothing is computed
+    victims, cut = collections.Counter(), collections.Counter()
+    for number in range(1200):
+        batch = batch_invariance.batch_of(number)
+        if batch is None:
+            continue
+        chosen = set(batch_invariance.victims_of(batch, number, batch_invariance.COUNT))
+        cuts = chosen & set(cut_sequences(batch))
+        for kind in (
+            "all",
+            f"part {number % 2}",
+            f"comparison {number % 3}",
+            f"{batch.keys} keys",
+            f"{batch.num_splits} splits",
+        ):
+            victims[kind] += len(chosen)
+            cut[kind] += len(cuts)
+    assert victims["all"] >= batch_invariance.COUNT and len(victims) == 12
+    assert {kind: cut[kind] / n for kind, n in victims.items() if cut[kind] < batch_invariance.LEAST_CUT * n} == {}
+
+
+def test_too_few_victims_that_are_cut_are_a_failure(monkeypatch):
+    monkeypatch.setattr(batch_invariance, "ENOUGH", 5)
+    monkeypatch.setattr(batch_invariance, "cut_sequences", lambda batch: [])
+    assert any("only 0 of 10 victims" in text for text in failures(batch_invariance, 10))
 
 
 def test_what_is_done_with_a_batch_says_nothing_of_its_splits():
