@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import itertools
 import json
 import math
 import os
@@ -198,26 +199,25 @@ def test_a_neighbour_that_counts_is_seen(monkeypatch):
 
 
 def test_a_share_of_the_victims_is_cut(monkeypatch):
-    """Of those that are drawn for a GPU: without cuts they show little."""
-    monkeypatch.setattr(support, "DEVICE", "cuda")  # to draw from, nothing is computed
+    """Of those that each part draws for a GPU, for every kind of comparison: without cuts they show little."""
+    monkeypatch.setattr(support, "DEVICE", "cuda")  # to draw for, nothing is computed
     victims, cut = collections.Counter(), collections.Counter()
-    for number in range(1200):
-        batch = batch_invariance.batch_of(number)
-        if batch is None:
-            continue
-        chosen = set(batch_invariance.victims_of(batch, number, batch_invariance.COUNT))
-        cuts = chosen & set(cut_sequences(batch))
-        for kind in (
-            "all",
-            f"part {number % 2}",
-            f"comparison {number % 3}",
-            f"{batch.keys} keys",
-            f"{batch.num_splits} splits",
-        ):
-            victims[kind] += len(chosen)
-            cut[kind] += len(cuts)
-    assert victims["all"] >= batch_invariance.COUNT and len(victims) == 12
-    assert {kind: cut[kind] / n for kind, n in victims.items() if cut[kind] < batch_invariance.LEAST_CUT * n} == {}
+    parts = batch_invariance.PARTS
+    for part in range(parts):
+        left = batch_invariance.COUNT // parts
+        for number in itertools.count(part, parts):
+            batch = batch_invariance.batch_of(number)
+            if batch is not None:
+                chosen = batch_invariance.victims_of(batch, number, left)
+                left -= len(chosen)
+                for kind in (f"part {part}", f"comparison {number % 3}", f"{batch.keys} keys"):
+                    victims[kind] += len(chosen)
+                    cut[kind] += len(set(chosen) & set(cut_sequences(batch)))
+            if left <= 0:
+                break
+    assert len(victims) == parts + 3 + 3
+    shares = {kind: cut[kind] / n for kind, n in victims.items()}
+    assert min(shares.values()) > 1.1 * batch_invariance.LEAST_CUT, shares
 
 
 def test_too_few_victims_that_are_cut_are_a_failure(monkeypatch):

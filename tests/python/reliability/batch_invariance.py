@@ -29,7 +29,7 @@ MOST_VICTIMS = 8  # of one batch
 SMALL = 1 << 14
 SPLITS = (0, 1, 7)
 LONG = (4095, 4096, 4097, 4225, 5000, 8191, 8193, 9000, 12289, 13000)  # keys around the cuts and between them
-MOST_LONG = 6  # sequences of a batch that get so many
+MOST_LONG = 8  # sequences of a batch that get so many
 MOST_LONG_KV = 1 << 26  # elements of K with them, and of a dense cache, in which all sequences take as much
 LEAST_CUT = 0.25  # of the victims
 ENOUGH = 200  # victims of which that share is asked
@@ -78,7 +78,7 @@ def batch_of(seed: int) -> Batch | None:
         return None
     # By threes, since the number modulo 3 says what else is done with a batch.
     batch = batch.but(batch_invariant=True, slack=max(batch.slack, 0), num_splits=SPLITS[seed // 3 % 3])
-    return with_long_sequences(batch, seed) if seed // 9 % 4 else batch
+    return with_long_sequences(batch, seed) if seed // 9 % 6 else batch
 
 
 def with_long_sequences(batch: Batch, seed: int) -> Batch:
