@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "hopper_attention/forward.h"
@@ -552,21 +553,85 @@ TEST_CASE("plan: tiles of a ragged call follow from the head dims and the class 
   }
 }
 
+namespace {
+
+// A call whose workspace is asked for: lengths on the device or, without, a dense batch.
+struct WorkspaceCase {
+  int head_dim;
+  int head_dim_v;
+  int heads_q;
+  int heads_k;
+  float softcap;
+  bool paged;
+};
+
+std::vector<WorkspaceCase> workspace_cases() {
+  std::vector<WorkspaceCase> cases;
+  std::vector<std::pair<int, int>> const dims{{8, 8},     {64, 64},   {96, 96},   {128, 128},
+                                              {192, 128}, {192, 192}, {256, 256}, {128, 256}};
+  std::vector<std::pair<int, int>> const heads{{32, 8}, {16, 16}, {64, 4}, {128, 1}};  // ratios 4, 1, 16, 128
+  for (auto const& [head_dim, head_dim_v] : dims) {
+    for (auto const& [heads_q, heads_k] : heads) {
+      for (float const softcap : {0.0F, 30.0F}) {
+        for (bool const paged : {false, true}) {
+          cases.push_back({head_dim, head_dim_v, heads_q, heads_k, softcap, paged});
+        }
+      }
+    }
+  }
+  return cases;
+}
+
+Problem problem_of(WorkspaceCase const& c, int batch, int seqlen_q, bool lengths_on_device, bool packed_q) {
+  static int lengths = 0;
+  Tensor given;
+  given.data = &lengths;
+  given.rank = 1;
+  Arguments options{.softcap = c.softcap};
+  if (lengths_on_device) { options.seqused_k = given; }
+  if (packed_q) { options.cu_seqlens_q = given; }
+  return make_problem({.dtype = DataType::kBFloat16,
+                       .batch = batch,
+                       .seqlen_q = seqlen_q,
+                       .seqlen_k = 1 << 20,
+                       .heads_q = c.heads_q,
+                       .heads_k = c.heads_k,
+                       .head_dim = c.head_dim,
+                       .head_dim_v = c.head_dim_v,
+                       .page_size = c.paged ? 16 : 0},
+                      options);
+}
+
+}  // namespace
+
 TEST_CASE("plan: the workspace is bounded by SMs and tiles, whatever the batch, the lengths and num_splits") {
+  constexpr std::int64_t kMost = std::int64_t{64} << 20;
   std::int64_t largest = 0;
-  for (int const head_dim : {8, 64, 96, 128, 192, 256}) {
+  for (WorkspaceCase const& c : workspace_cases()) {
+    CAPTURE(c.head_dim);
+    CAPTURE(c.head_dim_v);
+    CAPTURE(c.heads_q);
+    CAPTURE(c.heads_k);
+    CAPTURE(c.softcap);
+    CAPTURE(c.paged);
     for (int const batch : {1, 200, 4096}) {
-      for (int const seqlen_q : {1, 100, 1 << 17}) {
+      for (int const seqlen_q : {1, 9, 100, 1 << 17}) {
         for (int const num_splits : {0, 1, 2, 7, 256}) {
-          Problem p = ragged(seqlen_q, 1 << 20, head_dim, batch);
-          p.num_splits = num_splits;
-          Plan const made = plan(p, card(132));
-          std::int64_t const schedule = made.makes_schedule ? 4 * schedule_size(batch) + 256 : 0;
-          CHECK(made.workspace_bytes <= (std::int64_t{64} << 20) + schedule);
-          largest = std::max(largest, made.workspace_bytes);
-          Problem dense = problem(std::min(batch, 64), seqlen_q, 1 << 20, 32, 8, head_dim);
+          for (bool const packed_q : {false, true}) {
+            Problem p = problem_of(c, batch, seqlen_q, true, packed_q);
+            p.num_splits = num_splits;
+            if (packed_q) {
+              p.total_q = p.total_q / 2 + 1;
+            }  // sequences shorter than the bound: kernels for both kinds
+            Plan const made = plan(p, card(132));
+            std::int64_t const schedule = made.makes_schedule ? 4 * schedule_size(batch) + 256 : 0;
+            CHECK(made.workspace_bytes <= kMost + schedule);
+            largest = std::max(largest, made.workspace_bytes);
+          }
+          if (num_splits > 2) { continue; }
+          Problem dense = problem_of(c, std::min(batch, 64), seqlen_q, false, false);
           dense.num_splits = num_splits;
-          CHECK(plan(dense, card(132)).workspace_bytes <= std::int64_t{64} << 20);
+          CHECK(plan(dense, card(132)).workspace_bytes <= kMost);
         }
       }
     }

@@ -4,7 +4,9 @@ passes, and each rejects a defect planted in the calls.
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import itertools
 import json
 import math
 import os
@@ -20,6 +22,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from gpu import batches, support  # noqa: E402
+from gpu.fixed_splits import cut_sequences  # noqa: E402
 from reliability import (  # noqa: E402
     _memory,
     batch_invariance,
@@ -193,6 +196,34 @@ def test_a_call_before_its_late_producer_is_seen(monkeypatch, late):
 def test_a_neighbour_that_counts_is_seen(monkeypatch):
     changed(monkeypatch, lambda made, found, n: found[1].add_(made.batch.size))
     assert any("alone" in text for text in failures(batch_invariance, 10))
+
+
+def test_a_share_of_the_victims_is_cut(monkeypatch):
+    """Of those that each part draws for a GPU, for every kind of comparison: without cuts they show little."""
+    monkeypatch.setattr(support, "DEVICE", "cuda")  # to draw for, nothing is computed
+    victims, cut = collections.Counter(), collections.Counter()
+    parts = batch_invariance.PARTS
+    for part in range(parts):
+        left = batch_invariance.COUNT // parts
+        for number in itertools.count(part, parts):
+            batch = batch_invariance.batch_of(number)
+            if batch is not None:
+                chosen = batch_invariance.victims_of(batch, number, left)
+                left -= len(chosen)
+                for kind in (f"part {part}", f"comparison {number % 3}", f"{batch.keys} keys"):
+                    victims[kind] += len(chosen)
+                    cut[kind] += len(set(chosen) & set(cut_sequences(batch)))
+            if left <= 0:
+                break
+    assert len(victims) == parts + 3 + 3
+    shares = {kind: cut[kind] / n for kind, n in victims.items()}
+    assert min(shares.values()) > 1.1 * batch_invariance.LEAST_CUT, shares
+
+
+def test_too_few_victims_that_are_cut_are_a_failure(monkeypatch):
+    monkeypatch.setattr(batch_invariance, "ENOUGH", 5)
+    monkeypatch.setattr(batch_invariance, "cut_sequences", lambda batch: [])
+    assert any("only 0 of 10 victims" in text for text in failures(batch_invariance, 10))
 
 
 def test_what_is_done_with_a_batch_says_nothing_of_its_splits():

@@ -719,10 +719,10 @@ def alone(made: Made, b: int) -> Made:
 
 
 def permuted(made: Made, order: list[int]) -> Made:
-    """The same sequences in another order, on the same memory of K and V. Not for packed keys."""
+    """The same sequences in another order; on the same memory of K and V, unless they are packed, whose order is that of
+    the sequences.
+    """
     batch = made.batch
-    if batch.keys == "packed":
-        raise ValueError("keys: packed sequences cannot be reordered without moving them")
     index = int64(order)
     starts = offsets(n + batch.extra_q for n in batch.q_lengths)
     q_lengths, k_lengths = (tuple(x[i] for i in order) for x in (batch.q_lengths, batch.k_lengths))
@@ -731,6 +731,10 @@ def permuted(made: Made, order: list[int]) -> Made:
     for name in (*names, "cp_tot_seqused_k"):
         if lengths.get(name) is not None:
             lengths[name] = lengths[name][index].contiguous()
+    k, v, slots = made.k, made.v, made.slots
+    if batch.keys == "packed":
+        k, v, slots = packed_keys_moved(made, order)
+        lengths["cu_seqlens_k"] = int32(offsets(n + batch.extra_k for n in k_lengths))
     if batch.keys == "dense" and not batch.batch_idx:
         lengths["cache_batch_idx"] = index.to(torch.int32)
     if batch.dense_q:
@@ -742,7 +746,22 @@ def permuted(made: Made, order: list[int]) -> Made:
     new_starts = int64(offsets(n + batch.extra_q for n in q_lengths)[:-1])
     changed = batch.but(q_lengths=q_lengths, k_lengths=k_lengths, why=f"{batch.why}, permuted")
     return Made(
-        changed, q, made.k, made.v, made.truth_k, made.truth_v, made.q_lengths[index], made.k_lengths[index],
-        new_starts, made.k_starts[index], made.k_totals[index], made.slots, lengths, made.s_aux,
+        changed, q, k, v, made.truth_k, made.truth_v, made.q_lengths[index], made.k_lengths[index],
+        new_starts, made.k_starts[index], made.k_totals[index], slots, lengths, made.s_aux,
         None if made.leftpad is None else made.leftpad[index].contiguous(),
     )  # fmt: skip
+
+
+def packed_keys_moved(made: Made, order: list[int]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """K, V and slots with the rows of packed sequences in another order, those that do not count with them."""
+    batch = made.batch
+    starts = offsets(n + batch.extra_k for n in batch.k_lengths)
+    total = made.k.shape[0]
+    row = torch.arange(total, device=made.k.device)
+    rows = torch.cat([*(row[starts[i] : starts[i + 1]] for i in order), row[starts[-1] :]])
+    place = torch.empty_like(row)
+    place[rows] = row
+    moved = storage((total, batch.heads_k), batch.dims, batch.strides, made.k.dtype, 0.0)
+    for target, source in zip(moved, (made.k, made.v), strict=True):
+        target.copy_(source[rows])
+    return *moved, place[made.slots]

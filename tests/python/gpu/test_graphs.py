@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import textwrap
 from functools import partial
 
 import pytest
@@ -15,6 +11,7 @@ torch = pytest.importorskip("torch")
 import hopper_attention  # noqa: E402
 from gpu import batches, support  # noqa: E402
 from gpu.batches import Batch, attend, fail, main_dims, make, require_same  # noqa: E402
+from gpu.processes import run_together  # noqa: E402
 from gpu.support import Case  # noqa: E402
 
 pytestmark = pytest.mark.gpu
@@ -224,44 +221,125 @@ def test_merged_states(given):
             assert support.same_bits(found, wanted) and not bool((found == 777.25).any())
 
 
+# `call` returns its results; `filled` are those given to it, `cache` what it changes beside them.
 FRESH = """
 import torch, hopper_attention
 torch.manual_seed(0)
-q = torch.randn(40, 8, {d}, device="cuda").to(torch.{dtype})
-k, v = (torch.randn(100, 16, 2, {d}, device="cuda").to(torch.{dtype}) for _ in range(2))
-cu = torch.tensor([0, 1, 33, 33, 40], dtype=torch.int32, device="cuda")
-used = torch.tensor([700, 32, 9, 300], dtype=torch.int32, device="cuda")
-table = torch.randperm(100, device="cuda").to(torch.int32).reshape(2, 50).repeat(2, 1)
-out = torch.full_like(q, float("nan"))
-def metadata():
-    return hopper_attention.get_scheduler_metadata(4, 256, 800, 8, 2, {d}, used, qkv_dtype=q.dtype, cu_seqlens_q=cu,
-                                                   page_size=16, causal=True)
-def call(made):
-    hopper_attention.flash_attn_varlen_func(q, k, v, cu, max_seqlen_q=256, max_seqlen_k=800, seqused_k=used,
-        page_table=table, causal=True, out=out, scheduler_metadata=made, num_splits=0)
+def randn(*shape):
+    return torch.randn(*shape, device="cuda").to(torch.{dtype})
+def int32(*values):
+    return torch.tensor(values, dtype=torch.int32, device="cuda")
+cache = []
+{setup}
+def bits(x):
+    return x.contiguous().view(torch.int16 if x.element_size() == 2 else torch.int32)
+def poison():
+    for x in filled:
+        x.fill_(float("nan"))
+before = [x.clone() for x in cache]
+poison()
 graph = torch.cuda.CUDAGraph()
 with torch.cuda.graph(graph):
-    call(metadata() if {with_metadata} else None)
-assert bool(out.isnan().all()), "ran during capture"
+    results = call()
+assert all(bool(x.isnan().all()) for x in filled), "ran during capture"
+assert all(torch.equal(x, kept) for x, kept in zip(cache, before)), "appended during capture"
 graph.replay()
-replayed = out.clone()
-out.fill_(float("nan"))
-call(metadata() if {with_metadata} else None)
-assert torch.equal(replayed.view(torch.int16), out.view(torch.int16)), "differs from eager"
-assert bool(replayed.isfinite().all())
+replayed = [x.clone() for x in (*results, *cache)]
+poison()
+for x, kept in zip(cache, before):
+    x.copy_(kept)
+eager = (*call(), *cache)
+assert len(replayed) == len(eager) > len(cache)
+assert all(torch.equal(bits(a), bits(b)) for a, b in zip(replayed, eager)), "differs from eager"
+assert all(bool(x.isfinite().all()) for x in replayed)
+assert not any(torch.equal(x, kept) for x, kept in zip(cache, before)), "appended nothing"
 print("right")
 """
 
+VARLEN = """
+q, k, v = randn(40, 8, {d}), randn(100, 16, 2, {d}), randn(100, 16, 2, {d})
+cu, used = int32(0, 1, 33, 33, 40), int32(700, 32, 9, 300)
+table = torch.randperm(100, device="cuda").to(torch.int32).reshape(2, 50).repeat(2, 1)
+filled = [torch.empty_like(q)]
+def metadata():
+    return hopper_attention.get_scheduler_metadata(4, 256, 800, 8, 2, {d}, used, qkv_dtype=q.dtype, cu_seqlens_q=cu,
+                                                   page_size=16, causal=True)
+def call():
+    return [hopper_attention.flash_attn_varlen_func(q, k, v, cu, max_seqlen_q=256, max_seqlen_k=800, seqused_k=used,
+        page_table=table, causal=True, out=filled[0], scheduler_metadata={metadata}, num_splits=0)]
+"""
 
-@pytest.mark.parametrize("with_metadata", [False, True], ids=["", "metadata"])
-def test_the_first_call_of_a_process_inside_a_capture(with_metadata):
+DENSE = """
+q, k, v = randn(2, {queries}, 8, {d}), randn(2, 3000, 2, {d}), randn(2, 3000, 2, {d})
+filled = [torch.empty_like(q), torch.empty(2, 8, {queries}, device="cuda")]
+def call():
+    return hopper_attention.flash_attn_func(q, k, v, causal=True, num_splits={splits}, return_attn_probs=True,
+        out=filled[0], softmax_lse=filled[1])
+"""
+
+# Few queries of few sequences: clusters of blocks share each tile.
+CACHE = """
+q = randn(5, 1, 8, {d})
+k, v = randn(200, 16, 2, {d}), randn(200, 16, 2, {d})
+used = int32(5, 15, 16, 300, 600)
+table = torch.randperm(200, device="cuda").to(torch.int32).reshape(5, 40)
+filled = [torch.empty_like(q), torch.empty(5, 8, 1, device="cuda")]
+given = dict(cache_seqlens=used, page_table=table, causal=True, num_splits=0)
+def call():
+    return hopper_attention.flash_attn_with_kvcache(q, k, v, **given, return_softmax_lse=True, out=filled[0],
+                                                    softmax_lse=filled[1])
+"""
+
+APPEND = """
+cache = [k, v]
+angles = torch.rand(1000, {d} // 2, device="cuda") * 6
+given.update(k=randn(5, 1, 2, {d}), v=randn(5, 1, 2, {d}), workspace=torch.empty(64 << 20, dtype=torch.uint8, device="cuda"),
+             rotary_cos=angles.cos().to(q.dtype), rotary_sin=angles.sin().to(q.dtype))
+"""
+
+MERGE = """
+a, b = (randn(2, 70, 4, {d}), torch.randn(2, 4, 70, device="cuda")), (randn(2, 70, 4, {d}), torch.randn(2, 4, 70, device="cuda"))
+filled = [torch.empty_like(x) for x in a]
+def call():
+    return hopper_attention.merge_states(*a, *b, out=filled[0], lse=filled[1])
+"""
+
+COMBINE = """
+parts, lse = torch.randn(3, 2, 70, 4, {d}, device="cuda"), torch.randn(3, 2, 70, 4, device="cuda")
+filled = [torch.empty(2, 70, 4, {d}, dtype=torch.{dtype}, device="cuda")]
+def call():
+    return hopper_attention.flash_attn_combine(parts, lse, out=filled[0])
+"""
+
+FIRST_CALLS = {
+    "varlen": (VARLEN, {"metadata": "None"}),
+    "varlen, metadata made in the graph": (VARLEN, {"metadata": "metadata()"}),
+    "dense": (DENSE, {"queries": 300, "splits": 1}),
+    "dense, tiles in parts": (DENSE, {"queries": 40, "splits": 0}),
+    "cache, clusters": (CACHE, {}),
+    "append, rotary, everything given": (CACHE + APPEND, {}),
+    "merge": (MERGE, {}),
+    "combine": (COMBINE, {}),
+}
+
+
+def first_call(name: str, case: Batch) -> str:
+    setup, values = FIRST_CALLS[name]
+    names = {"d": case.head_dim, "dtype": str(support.DTYPES[case.dtype]).removeprefix("torch."), **values}
+    return FRESH.format(setup=setup.format(**names), **names)
+
+
+def test_the_first_call_of_a_process_inside_a_capture():
+    """Of each function: kernels are loaded and allowed their shared memory while nothing may synchronise."""
     case = main_dims(Batch("first call", (1,), (1,)))
-    dtype = str(support.DTYPES[case.dtype]).removeprefix("torch.")
-    code = FRESH.format(d=case.head_dim, dtype=dtype, with_metadata=with_metadata)
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=120, env=dict(os.environ)
+    shape = {"batch": 5, "max_seqlen_q": 1, "max_seqlen_k": 640, "heads_q": 8, "heads_kv": 2, "page_size": 16}
+    plan = hopper_attention.plan(
+        dtype=case.dtype, head_dim=case.head_dim, causal=True, lengths_on_device=True, device="H200", **shape
     )
-    assert done.returncode == 0 and "right" in done.stdout, done.stdout + done.stderr
+    assert "by a cluster of" in plan.explain(), plan
+    found = run_together({name: ["-c", first_call(name, case)] for name in FIRST_CALLS})
+    wrong = {name: said for name, said in found.items() if said[0] != 0 or "right" not in said[1]}
+    assert not wrong, "\n".join(f"{name}: exit status {status}\n{text}" for name, (status, text) in wrong.items())
 
 
 def test_calls_do_not_synchronise():

@@ -8,12 +8,14 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import hopper_attention  # noqa: E402
 from gpu import batches, support  # noqa: E402
 from gpu.batches import (  # noqa: E402
     Batch,
     alone,
     attend,
     fail,
+    int32,
     judged_results,
     main_dims,
     make,
@@ -21,6 +23,7 @@ from gpu.batches import (  # noqa: E402
     permuted,
     require_same,
 )
+from gpu.fixed_splits import cut_sequences, plan_of  # noqa: E402
 from gpu.support import bits  # noqa: E402
 
 pytestmark = pytest.mark.gpu
@@ -31,6 +34,7 @@ DECODE = {"q_lengths": (1,) * 9, "k_lengths": (1, 70, 128, 129, 500, 0, 9000, 30
 SPECULATE = {"q_lengths": (4,) * 5, "k_lengths": (4, 700, 64, 2300, 5000)}
 FEW = {"q_lengths": (1, 4, 5, 8, 16, 0), "k_lengths": (2500, 5000, 70, 9000, 4100, 30)}  # up to 64 rows; 16 are few
 PROMPTS = {"q_lengths": (300, 1000, 70, 1), "k_lengths": (300, 1000, 2000, 1)}
+CUTS = {"q_lengths": (1, 4, 5, 16, 1, 130, 1), "k_lengths": (4095, 4096, 4097, 9000, 13000, 9000, 8193)}
 
 CASES = [
     Batch("mixed, pages of 16", **MIXED, keys="paged", causal=True),
@@ -44,11 +48,14 @@ CASES = [
     Batch("4 queries, pages of 64", **SPECULATE, keys="paged", page_size=64, call="cache", dense_q=True, causal=True),
     Batch("up to 64 rows", **FEW, keys="paged", causal=True),
     Batch("up to 64 rows in a window, sinks", **FEW, window=(3000, 0), sinks="fp32"),
+    Batch("lengths around cuts", **CUTS, keys="paged", causal=True),
+    Batch("lengths around cuts, packed", **CUTS),
     Batch("prompts", **PROMPTS, keys="paged", page_size=128, causal=True),
     Batch("d 64, softcap", **MIXED, keys="paged", head_dim=64, softcap=20.0, causal=True),
     Batch("fp16, d 256", **MIXED, keys="paged", head_dim=256, dtype="fp16", causal=True),
     Batch("(192, 128), one K/V head", **MIXED, keys="paged", head_dim=192, head_dim_v=128, heads_k=1, causal=True),
 ]
+WHOLE = ("mixed in a window, sinks", "up to 64 rows in a window, sinks", "prompts")  # too few keys for a cut
 
 
 def invariant(case: Batch, **changes) -> Batch:
@@ -58,6 +65,7 @@ def invariant(case: Batch, **changes) -> Batch:
 @pytest.mark.parametrize("case", CASES, ids=lambda b: b.why)
 def test_alone_as_in_the_batch(case):
     case = invariant(case)
+    assert bool(cut_sequences(case)) == (case.why not in WHOLE), plan_of(case).explain()
     made = make(case)
     together = judged_results(made)
     for b in range(case.size):
@@ -66,7 +74,7 @@ def test_alone_as_in_the_batch(case):
         require_same(case, f"sequence {b} alone", of_sequence(single, attend(single), 0), found)
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if c.keys != "packed"], ids=lambda b: b.why)
+@pytest.mark.parametrize("case", CASES, ids=lambda b: b.why)
 def test_another_order(case):
     case = invariant(case)
     made = make(case)
@@ -90,11 +98,13 @@ def test_nothing_that_steers_changes_a_bit(case):
     for splits in (1, 2, 7, 128):
         require_same(case, f"num_splits {splits}", attend(made, num_splits=splits), expected)
     for bound in ("max_seqlen_q", "max_seqlen_k"):
-        if made.lengths.get(bound) is None:
+        if bound not in made.lengths:
             continue
-        for value in (made.lengths[bound] + 1, 4096, 131072):
-            if value >= made.lengths[bound]:
+        for value in (None, made.lengths[bound] + 1, 4096, 131072):
+            if value is None or value >= made.lengths[bound]:
                 require_same(case, f"{bound} {value}", attend(made, **{bound: value}), expected)
+    bounds = {bound: None for bound in ("max_seqlen_q", "max_seqlen_k") if bound in made.lengths}
+    require_same(case, "no bounds", attend(made, **bounds), expected)
     if batches.has_schedules():
         for bounds in ((1, 1), (4096, 131072)):
             metadata = batches.schedule(made, max_seqlen_q=bounds[0], max_seqlen_k=bounds[1])
@@ -117,27 +127,87 @@ def test_padding_of_the_batch(case):
         require_same(case, f"{more} empty sequences", attend(made, **lengths), expected)
 
 
-def test_neighbours_of_any_size():
+@pytest.mark.parametrize(("queries", "keys", "cut"), [(1, 4096, False), (1, 13000, True), (4, 4097, True),
+                                                      (16, 9000, True), (130, 9000, False)])  # fmt: skip
+def test_neighbours_of_any_size(queries, keys, cut):
     """One sequence among 0, 1, 40 and 1,000 others."""
-    for queries in (1, 4, 130):
-        expected, values = None, {}
-        for others in (0, 1, 40, 1000):
-            r = random.Random(others)
-            case = main_dims(Batch(f"{queries} queries among {others} others", (queries, *(r.choice((0, 1, 1, 5)) for _ in range(others))),
-                                   (3000, *(r.randint(0, 300) for _ in range(others))), keys="paged", heads_q=8,
-                                   causal=True, num_splits=0, batch_invariant=True))  # fmt: skip
-            made = make(case)
-            if expected is not None:  # the same first sequence: its values are put where the new batch has it
-                first = made.slots[:3000]
-                for name in ("k", "v"):
-                    batches.put_rows(getattr(made, name), first, values[name])
-                    getattr(made, f"truth_{name}")[:3000] = values[name]
-                made.q[:queries] = values["q"]
-            values = {"k": made.truth_k[:3000], "v": made.truth_v[:3000], "q": made.q[:queries]}
-            found = of_sequence(made, judged_results(made), 0)
-            if expected is not None:
-                require_same(case, f"among {others} others", found, expected)
-            expected = found
+    expected, values = None, {}
+    for others in (0, 1, 40, 1000):
+        r = random.Random(others)
+        case = main_dims(Batch(f"{queries} queries on {keys} keys among {others} others",
+                               (queries, *(r.choice((0, 1, 1, 5)) for _ in range(others))),
+                               (keys, *(r.randint(0, 300) for _ in range(others))), keys="paged", heads_q=8,
+                               causal=True, num_splits=0, batch_invariant=True))  # fmt: skip
+        assert cut_sequences(case) == [0] * cut, plan_of(case).explain()
+        made = make(case)
+        if expected is not None:  # the same first sequence: its values are put where the new batch has it
+            first = made.slots[:keys]
+            for name in ("k", "v"):
+                batches.put_rows(getattr(made, name), first, values[name])
+                getattr(made, f"truth_{name}")[:keys] = values[name]
+            made.q[:queries] = values["q"]
+        values = {"k": made.truth_k[:keys], "v": made.truth_v[:keys], "q": made.q[:queries]}
+        found = of_sequence(made, judged_results(made), 0)
+        if expected is not None:
+            require_same(case, f"among {others} others", found, expected)
+        expected = found
+
+
+DENSE = [
+    ("one query, one split", 1, 4096, {}),
+    ("one query", 1, 13000, {"causal": True}),
+    ("4 queries", 4, 4097, {"causal": True}),
+    ("5 queries, sinks", 5, 9000, {"sinks": "fp32"}),
+    ("16 queries, the most that are cut, softcap", 16, 9000, {"causal": True, "softcap": 20.0}),
+    ("17 queries, the fewest that are not", 17, 9000, {"causal": True}),
+    ("prompts", 300, 300, {"causal": True}),
+    ("chunks of prompts in a window", 130, 5000, {"window": (700, 0)}),
+    ("one query, d 64", 1, 9000, {"head_dim": 64}),
+    ("17 queries, (192, 128)", 17, 4097, {"head_dim": 192, "head_dim_v": 128, "causal": True}),
+]
+
+
+def dense_calls(made: batches.Made, chosen: slice, splits: int = 0) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """The sequences `chosen` of a dense batch whose keys are all as long, by each function: out (T, Hq, Dv), lse (T, Hq)."""
+    batch = made.batch
+    keys = batch.k_lengths[0]
+    q, k, v = made.q[chosen], made.k[chosen], made.v[chosen]
+    options = {**batch.options, "s_aux": made.s_aux, "num_splits": splits, "batch_invariant": True}
+    packed_q, packed_k, packed_v = q.flatten(0, 1), *(x[:, :keys].flatten(0, 1) for x in (k, v))
+    starts = (int32([n * i for i in range(len(q) + 1)]) for n in (batch.q_lengths[0], keys))
+    used = int32([keys] * len(q))
+    results = {
+        "dense": hopper_attention.flash_attn_func(q, k[:, :keys], v[:, :keys], return_attn_probs=True, **options),
+        "length as an int": hopper_attention.flash_attn_with_kvcache(
+            q, k, v, cache_seqlens=keys, return_softmax_lse=True, **options
+        ),
+        "lengths on the device": hopper_attention.flash_attn_with_kvcache(
+            q, k, v, cache_seqlens=used, return_softmax_lse=True, **options
+        ),
+        "packed": hopper_attention.flash_attn_varlen_func(
+            *(packed_q, packed_k, packed_v, *starts, batch.q_lengths[0], keys), return_attn_probs=True, **options
+        ),
+    }
+    return {name: batches.by_row(made, *found) for name, found in results.items()}
+
+
+@pytest.mark.parametrize(("why", "queries", "keys", "options"), DENSE, ids=[why for why, *_ in DENSE])
+def test_sequences_that_are_all_alike(why, queries, keys, options):
+    """Dense calls and caches whose length is an int: each sequence has its bits alone, in the batch and as packed."""
+    case = main_dims(Batch(why, (queries,) * 5, (keys,) * 5, call="cache", keys="dense", dense_q=True, extra_k=37,
+                           heads_q=8, num_splits=0, batch_invariant=True, **options))  # fmt: skip
+    cut = queries <= 16 and keys > 4096
+    assert cut_sequences(case) == list(range(5)) * cut, plan_of(case).explain()
+    made = make(case)
+    out, lse = judged_results(made)
+    expected = batches.by_row(made, out, lse)
+    for splits in (0, 1, 7):
+        for name, found in dense_calls(made, slice(None), splits).items():
+            require_same(case, f"{name}, num_splits {splits}", found, expected)
+    for b in range(case.size):
+        rows = slice(b * queries, (b + 1) * queries)
+        for name, found in dense_calls(made, slice(b, b + 1)).items():
+            require_same(case, f"{name}, sequence {b} alone", found, tuple(x[rows] for x in expected))
 
 
 RERUN = [

@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from gpu import batches, support  # noqa: E402
-from gpu.batches import (  # noqa: E402  # noqa: E402
+from gpu.batches import (  # noqa: E402
     POISONS,
     UNUSED_SLOT,
     Batch,
@@ -22,6 +22,7 @@ from gpu.batches import (  # noqa: E402  # noqa: E402
     make,
     require_same,
 )
+from gpu.fixed_splits import cut_sequences, plan_of  # noqa: E402
 from gpu.support import MAIN  # noqa: E402
 from gpu.test_grid import name_of, on  # noqa: E402
 
@@ -34,6 +35,12 @@ SPECULATE = {"q_lengths": (4, 4, 4, 4), "k_lengths": (4, 700, 64, 2300)}
 CHUNK = {"q_lengths": (130, 64, 300), "k_lengths": (900, 64, 1500)}
 MIXED = {"q_lengths": (1, 200, 1, 0, 5, 33), "k_lengths": (900, 200, 0, 70, 2000, 300)}
 SHAPES = {"decode": DECODE, "4 queries": SPECULATE, "chunk of a prompt": CHUNK, "mixed": MIXED}
+# Around splits of fixed size and beyond: 16 query rows, up to 64 of them, and beside prefill.
+CUTS = {
+    "decode, cut": {"q_lengths": (1, 4, 1, 1, 4), "k_lengths": (4095, 4096, 4097, 9000, 13000)},
+    "up to 64 rows, cut": {"q_lengths": (16, 1, 5, 16), "k_lengths": (9000, 13000, 4097, 4096)},
+    "mixed, cut": {"q_lengths": (130, 1, 16, 0), "k_lengths": (4500, 9000, 4097, 13000)},
+}
 
 
 def around(page: int, count: int = 4) -> tuple[int, ...]:
@@ -97,29 +104,43 @@ def same_splits(batch: Batch) -> tuple[tuple[str, object], ...]:
     return (("num_splits", batch.num_splits),) if batch.num_splits > 1 and not batch.batch_invariant else ()
 
 
+def require_equal_to_contiguous(paged: Batch) -> None:
+    """Bitwise, with the same tile and splits."""
+    made = make(paged)
+    found = judged_results(made)
+    contiguous = make(paged.but(keys="packed"))
+    assert torch.equal(contiguous.truth_k, made.truth_k), "the two batches have other values"
+    require_same(paged, "pages against contiguous keys", found, judged_results(contiguous))
+
+
 @pytest.mark.parametrize("invariant", [False, True], ids=["forced", "batch_invariant"])
 @pytest.mark.parametrize("page", (1, 4, 7, 8, 16, 24, 64, 128, 256))
 @pytest.mark.parametrize("kind", SHAPES)
 def test_pages_equal_contiguous_keys(kind, page, invariant):
-    """Bitwise, with the same tile and splits."""
     for splits in (1, 3):
         paged = main_dims(Batch(f"{kind}, pages of {page} and contiguous", **SHAPES[kind], keys="paged",
                                 page_size=page, causal=True, heads_q=8, num_splits=splits, batch_invariant=invariant))  # fmt: skip
-        paged = paged.but(forced=same_splits(paged))
-        made = make(paged)
-        found = judged_results(made)
-        contiguous = make(paged.but(keys="packed"))
-        assert torch.equal(contiguous.truth_k, made.truth_k), "the two batches have other values"
-        require_same(paged, "pages against contiguous keys", found, judged_results(contiguous))
+        require_equal_to_contiguous(paged.but(forced=same_splits(paged)))
 
 
-@pytest.mark.parametrize("kind", SHAPES)
+@pytest.mark.parametrize("page", (1, 7, 16, 24, 64, 256))
+@pytest.mark.parametrize("kind", CUTS)
+def test_pages_equal_contiguous_keys_in_several_splits(kind, page):
+    """batch_invariant: a cut lies at the same key, wherever pages end."""
+    paged = main_dims(Batch(f"{kind}, pages of {page} and contiguous", **CUTS[kind], keys="paged", page_size=page,
+                            causal=True, heads_q=8, num_splits=0, batch_invariant=True))  # fmt: skip
+    assert len(cut_sequences(paged)) >= 2, plan_of(paged).explain()
+    require_equal_to_contiguous(paged)
+
+
+@pytest.mark.parametrize("kind", {**SHAPES, **CUTS})
 def test_page_sizes_do_not_change_a_bit(kind):
     """batch_invariant: tile and cuts depend on the sequence alone, not on the size of its pages."""
     expected = None
     for page in (8, 16, 64, 128, 256):
-        case = main_dims(Batch(f"{kind}, pages of {page}", **SHAPES[kind], keys="paged", page_size=page, causal=True,
-                               heads_q=8, num_splits=0, batch_invariant=True))  # fmt: skip
+        case = main_dims(Batch(f"{kind}, pages of {page}", **{**SHAPES, **CUTS}[kind], keys="paged", page_size=page,
+                               causal=True, heads_q=8, num_splits=0, batch_invariant=True))  # fmt: skip
+        assert bool(cut_sequences(case)) == (kind in CUTS), plan_of(case).explain()
         found = judged_results(make(case))
         if expected is not None:
             require_same(case, "pages of 8", found, expected)

@@ -26,6 +26,7 @@ SPLITS = (0, 1, 2, 3, 7, 128)
 RATIOS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 64, 128)
 SIZES = (1, 2, 3, 4, 5, 8, 16, 31, 32, 33)
 LARGE_SIZES = (64, 255, 256, 257, 992, 993, 2048, 4096)
+MOST_SHARES = 4  # of what is left, that a sequence may take where all share it
 KINDS = ("decode", "few queries", "prefill", "chunk of a prompt", "mixed", "tiny", "large batch")
 EDGES = (0, 1, 2, 63, 64, 65, 79, 80, 81, 111, 112, 113, 127, 128, 129, 175, 176, 177, 191, 192, 193, 255, 256, 257)
 
@@ -51,28 +52,34 @@ def query_length(r: random.Random, kind: str, keys: int) -> int:
 def lengths(
     r: random.Random, kind: str, size: int, page: int, heads: int, dim: int, row: int, most_scores: int, most_kv: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Queries and keys of each sequence, within the budgets; row: elements of a key of
-    all heads, dim: elements of a query of one head."""
+    """Queries and keys of each sequence, within the budgets; row: elements of a key of all heads, dim: elements of a
+    query of one head. Where the budgets are for few sequences, those that have something lie all over the batch.
+    """
     longest = {"tiny": 3, "large batch": 300}.get(kind, 9000)
     even = r.random() < 0.15
-    most_q = 2 * most_kv
-    q_lengths, k_lengths = [], []
-    for _ in range(size):
-        k = min(key_length(r, page, longest), max(0, most_kv // row))
+    shared = size >= min(LARGE_SIZES) and r.random() < 0.5  # budgets, by all sequences: all short instead of few long
+    shares = 1 if even else MOST_SHARES
+    left = {"scores": most_scores, "kv": most_kv, "q": 2 * most_kv}
+    least = {"scores": heads, "kv": row, "q": heads * dim}
+    pairs = []
+    for others in reversed(range(size)):
+        may = {name: min(n, max(least[name], shares * n // (others + 1))) if shared else n for name, n in left.items()}
+        k = min(key_length(r, page, longest), may["kv"] // row)
         q = query_length(r, kind, k)
-        if even and k_lengths:
-            q, k = q_lengths[0], k_lengths[0]
-        if heads * q * k > most_scores:
-            q = max(1, most_scores // (heads * max(k, 1)))
-            k = min(k, most_scores // (heads * q))
-        q, k = (q, k) if q * k * heads <= most_scores and k * row <= most_kv else (min(q, 1), 0)
-        q = min(q, max(0, most_q // (heads * dim)))
-        most_q -= q * heads * dim
-        most_scores -= heads * q * k
-        most_kv -= k * row
-        q_lengths.append(q)
-        k_lengths.append(k)
-    return tuple(q_lengths), tuple(k_lengths)
+        if even and pairs:
+            q, k = pairs[0]
+        if heads * q * k > may["scores"]:
+            q = max(1, may["scores"] // (heads * max(k, 1)))
+            k = min(k, may["scores"] // (heads * q))
+        q, k = (q, k) if q * k * heads <= may["scores"] and k * row <= may["kv"] else (min(q, 1), 0)
+        q = min(q, may["q"] // (heads * dim))
+        left["q"] -= q * heads * dim
+        left["scores"] -= heads * q * k
+        left["kv"] -= k * row
+        pairs.append((q, k))
+    r.shuffle(pairs)
+    q_lengths, k_lengths = zip(*pairs, strict=True)
+    return q_lengths, k_lengths
 
 
 def random_batch(seed: int, most_scores: int = MOST_SCORES, most_kv: int = MOST_KV) -> Batch:

@@ -1,0 +1,187 @@
+"""Scheduler metadata as plain numpy, from lengths and a mask alone: what the kernel that makes them is held against.
+
+Nothing here is computed by the library. Only how large its tiles are is asked of it (`shapes_of`), which is a choice and
+no result. A sequence's place, a unit and the layout are what src/kernels/schedule.h says they are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+ARRAYS = ("order", "tiles until", "units until", "facts")  # behind the counter, each of `stride` numbers
+STEPS_OF_A_DOUBLING = 8
+LAST_STEP = 127  # all longer sequences are alike
+
+
+@dataclass(frozen=True)
+class Mask:
+    """left, right: keys on either side of a query's own position, -1 is unlimited; causal is right = 0. chunk: 0 is none."""
+
+    left: int = -1
+    right: int = -1
+    chunk: int = 0
+
+    def first_key(self, position: Any) -> Any:
+        """The first key that a query at that position may see, if it sees any."""
+        first = np.zeros_like(position)
+        if self.left >= 0:
+            first = np.maximum(first, position - self.left)
+        if self.chunk:
+            first = np.maximum(first, position // self.chunk * self.chunk)
+        return first
+
+    def end_key(self, position: Any, keys: Any) -> Any:
+        """The key behind the last one that it may see; at most 0 if it sees none."""
+        end = np.asarray(keys)
+        if self.right >= 0:
+            end = np.minimum(end, position + self.right + 1)
+        if self.chunk:
+            end = np.minimum(end, (position // self.chunk + 1) * self.chunk)
+        return end
+
+
+@dataclass(frozen=True)
+class Shape:
+    queries: int  # of a tile
+    keys: int  # of a block
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """The tile for many queries and the one for few; split_keys: of a split, if these do not depend on the batch."""
+
+    prefill: Shape
+    decode: Shape
+    split_keys: int = 0
+
+
+def blocks_of_tile(mask: Mask, queries: Any, keys: Any, first_row: Any, last_row: Any, block: int) -> Any:
+    """Key blocks that the tile of these rows visits. The first begins at the first key that any of its rows sees."""
+    last_position = last_row + keys - queries  # the last query is at the last key
+    begin = mask.first_key(first_row + keys - queries)
+    return np.maximum(0, -(-(mask.end_key(last_position, keys) - begin) // block))
+
+
+@dataclass(frozen=True)
+class Work:
+    """Of each sequence: whether it has few queries, its tiles, and the units of each tile, at least 1."""
+
+    decode: np.ndarray
+    tiles: np.ndarray
+    units: np.ndarray
+
+    def step(self) -> np.ndarray:
+        """Units to an eighth; 0 without queries."""
+        halvings = np.maximum(0, np.floor(np.log2(self.units)).astype(np.int64) - 3)
+        step = np.minimum(LAST_STEP, STEPS_OF_A_DOUBLING * halvings + (self.units >> halvings))
+        return np.where(self.tiles == 0, 0, step)
+
+    def order(self) -> np.ndarray:
+        """Sequence at each place: those with many queries first, in each class the longest, equals as they come."""
+        return np.lexsort((-self.step(), self.decode))
+
+
+def work_of(q_lengths: Any, k_lengths: Any, mask: Mask, shapes: Shapes) -> Work:
+    queries, keys = (np.asarray(x, dtype=np.int64) for x in (q_lengths, k_lengths))
+    decode = queries <= shapes.decode.queries
+
+    def of(shape: Shape, splits: bool) -> tuple[np.ndarray, np.ndarray]:
+        tiles = -(-queries // shape.queries)
+        units = blocks_of_tile(
+            mask, queries, keys, (tiles - 1) * shape.queries, queries - 1, shape.keys
+        )  # the last tile
+        if shapes.split_keys:
+            units = -(-units // (shapes.split_keys // shape.keys)) if splits else np.ones_like(units)
+        return tiles, np.where(queries == 0, 1, np.maximum(1, units))
+
+    few, many = of(shapes.decode, True), of(shapes.prefill, False)
+    tiles, units = (np.where(decode, a, b) for a, b in zip(few, many, strict=True))
+    return Work(decode, tiles, units)
+
+
+def metadata(work: Work) -> np.ndarray:
+    """(1 + 4 * stride,) int32: the counter at 0, then ARRAYS."""
+    size = len(work.tiles)
+    stride = -(-size // 4) * 4
+    order = work.order()
+    found = np.zeros((4, stride), dtype=np.int64)
+    found[0, :size] = order
+    for row, numbers in ((1, work.tiles), (2, work.tiles * work.units)):
+        found[row, :size] = np.cumsum(numbers[order])
+        found[row, size:] = numbers.sum()
+    found[3, 0] = np.sum(~work.decode)
+    for place, chosen in ((1, ~work.decode), (2, work.decode)):  # units of the longest tile
+        found[3, place] = max(work.units[chosen & (work.tiles > 0)], default=0)
+    assert found.max(initial=0) < 2**31, "more units than metadata can count"
+    return np.concatenate([[0], found.ravel()]).astype(np.int32)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Key blocks [begin, end) of a tile that one chunk of the list of units takes."""
+
+    chunk: int
+    sequence: int
+    tile: int
+    begin: int
+    end: int
+
+
+def parts(work: Work, blocks: Callable[[int, int], int], chunk_units: int) -> Iterator[Part]:
+    """The list of units, place after place and tile after tile, in chunks of so many. A tile is cut in proportion to its
+    own blocks, blocks(sequence, tile), of which it may have fewer than units.
+    """
+    before = 0
+    for sequence in work.order().tolist():
+        units = int(work.units[sequence])
+        for tile in range(int(work.tiles[sequence])):
+            count = blocks(sequence, tile)
+            for chunk in range(before // chunk_units, (before + units - 1) // chunk_units + 1):
+                first = max(chunk * chunk_units - before, 0)
+                last = min((chunk + 1) * chunk_units - before, units)
+                yield Part(chunk, sequence, tile, first * count // units, last * count // units)
+            before += units
+
+
+def shapes_of(head_dim: int, head_dim_v: int, heads_q: int, heads_k: int, batch_invariant: bool) -> Shapes:
+    """Tiles as the plan of a call names them that may have sequences of both kinds; heads that share a tile take its rows
+    in turn, as many of a K/V head's as 64 rows hold and divide them evenly.
+    """
+    import hopper_attention
+
+    plan = hopper_attention.plan(
+        dtype="bf16",
+        head_dim=head_dim,
+        head_dim_v=head_dim_v,
+        page_size=16,
+        device="H200",
+        batch=8,
+        max_seqlen_q=1000,
+        max_seqlen_k=100_000,
+        total_q=2000,
+        heads_q=heads_q,
+        heads_kv=heads_k,
+        batch_invariant=batch_invariant,
+    )
+    text = "\n".join(plan.reasons)
+    ratio = heads_q // heads_k
+    packed = max(heads for heads in range(1, 65) if ratio % heads == 0)
+
+    def shape(pattern: str) -> Shape:
+        said = re.search(rf"^tile: {pattern} (\d+) rows x (\d+) keys", text, re.MULTILINE)
+        assert said is not None, f"{pattern} is not in the plan:\n{text}"
+        rows, keys = int(said[1]), int(said[2])
+        slab = min(rows, 64)  # rows that heads share
+        return Shape(slab // packed * (rows // slab), keys)
+
+    split = re.search(r"^splits: every (\d+) keys", text, re.MULTILINE)
+    return Shapes(
+        shape(r"(?:the others: )?prefill"),
+        shape("sequences with few queries: decode"),
+        int(split[1]) if split and batch_invariant else 0,
+    )
