@@ -580,7 +580,7 @@ def get_scheduler_metadata(
 ):
     """The schedule of one step's `flash_attn_varlen_func` or `flash_attn_with_kvcache` calls, shared by all layers.
 
-    cache_seqlens: keys of each sequence, (B,) int32 on a CUDA device, or an int for all; for packed keys their lengths.
+    cache_seqlens: keys of each sequence, (B,) int32, or an int for all; for packed keys their lengths. Not None.
     cu_seqlens_q (B + 1,): where queries start; without it every sequence has max_seqlen_q. cu_seqlens_k_new (B + 1,) or
     max_seqlen_k_new: keys that the calls append. max_seqlen_q, max_seqlen_k: bounds, see `flash_attn_varlen_func`; they
     need not be those of the calls. qkv_dtype: None is torch.bfloat16 (torch is not imported for a default value).
@@ -589,13 +589,15 @@ def get_scheduler_metadata(
     with packed queries on one rank use it; those with (B, Sq, Hq, D) queries, seqused_q or cp_world_size make their
     own.
 
-    Returns a 1-D int32 tensor on the device of cache_seqlens (an int: of cu_seqlens_q, else the current one) of 1 + 4 *
-    (B rounded up to a multiple of 4) elements, or `out`, of that many or more. Its contents may be copied elsewhere.
+    Returns a 1-D int32 tensor of 1 + 4 * (B rounded up to a multiple of 4) elements, or `out`, of that many or more,
+    which overlaps no other tensor. It is on the device of cache_seqlens; for an int on that of the other tensors, or,
+    without any, on the current CUDA device. Its contents may be copied elsewhere.
     One small kernel; allocates only the result, and nothing with out. Calls that run at the same time on two streams
-    need metadata of their own. Raises ValueError, TypeError or NotImplementedError for what no call takes. For CPU
-    tensors, whose calls need no schedule: zeros.
+    need metadata of their own. Raises ValueError, TypeError or NotImplementedError for what no call on a GPU takes. For
+    CPU tensors, whose calls need no schedule: zeros, after the same checks.
     """
-    source = schedule.source(cache_seqlens, cu_seqlens_q)
+    needed("cache_seqlens", cache_seqlens)
+    source = schedule.source(cache_seqlens, cu_seqlens_q, cu_seqlens_k_new, cache_leftpad, out)
     elsewhere = None
     if source is not None:
         elsewhere = _elsewhere("cache_seqlens", source, cu_seqlens_q, cu_seqlens_k_new, cache_leftpad, out)
