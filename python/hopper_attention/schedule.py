@@ -63,11 +63,13 @@ def make(
         sm_margin,
         batch_invariant,
     )
+    like = source(cache_seqlens, cu_seqlens_q, cu_seqlens_k_new, cache_leftpad, out)
+    if like is not None and not on_cuda("cache_seqlens", like):
+        return make_on_cpu(options, like, seqused_k, cu_seqlens_q, cu_seqlens_k_new, cache_leftpad, out)
     for name, x in (("cache_seqlens", seqused_k), ("cu_seqlens_q", cu_seqlens_q), ("out", out)):
         if x is not None and not on_cuda(name, x):
             raise ValueError(f"{name}: must be on a CUDA device, but is on the CPU")
     if out is None:
-        like = source(cache_seqlens, cu_seqlens_q, cu_seqlens_k_new, cache_leftpad)
         out = empty_metadata(options["batch"], like)
     try:
         _core.make_schedule(
@@ -124,6 +126,41 @@ def numbers(
         "sm_margin": integer("sm_margin", sm_margin),
         "batch_invariant": flag("batch_invariant", batch_invariant),
     }
+
+
+def make_on_cpu(
+    options: dict[str, Any],
+    like: Any,
+    seqused_k: Any,
+    cu_seqlens_q: Any,
+    cu_seqlens_k_new: Any,
+    cache_leftpad: Any,
+    out: Any,
+) -> Any:
+    """Zeros in `out`, or in a new array of the kind of `like`: calls of CPU tensors need no schedule. Raises for what the
+    GPU refuses.
+    """
+    from hopper_attention.reference.arrays import View, new_array
+    from hopper_attention.reference.checks import check_written, integers, optional_integers, require
+
+    check_numbers(options, cu_seqlens_q is not None)
+    batch = options["batch"]
+    given = {
+        "cache_seqlens": (seqused_k, batch),
+        "cu_seqlens_q": (cu_seqlens_q, batch + 1),
+        "cu_seqlens_k_new": (cu_seqlens_k_new, batch + 1),
+        "cache_leftpad": (cache_leftpad, batch),
+    }
+    for name, (x, elements) in given.items():
+        optional_integers(name, x, (elements,))
+    size = _core.schedule_size(batch)
+    if out is None:
+        return new_array(like, (size,), "int32", 0)
+    found = len(integers("out", out, (None,)))
+    require(found >= size, "out: must have at least ", size, " elements for ", batch, " sequences, found ", found)
+    check_written({"out": View(out)}, {name: View(x) for name, (x, _) in given.items() if x is not None})
+    out[:size] = 0
+    return out
 
 
 def check_numbers(options: dict[str, Any], packed_q: bool) -> None:

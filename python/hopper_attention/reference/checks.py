@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from hopper_attention.arguments import flag
 from hopper_attention.reference.arrays import FLOAT_DTYPES, FP8_DTYPES, View, dtype_name, is_array, is_torch
 from hopper_attention.reference.mask import Mask
 
@@ -71,6 +70,13 @@ def integer(name: str, value: Any) -> int:
         raise TypeError(f"{name} is {type(value).__name__}; an integer is needed") from None
 
 
+def boolean(name: str, value: Any) -> bool:
+    """A Python bool from True, False, 0, 1 or a numpy bool."""
+    if isinstance(value, (int, np.bool_)):
+        return bool(value)
+    raise TypeError(f"{name}: True or False is needed, found {type(value).__name__}")
+
+
 def number(name: str, value: Any) -> float:
     """A finite Python float."""
     if isinstance(value, (str, bytes)):
@@ -99,7 +105,7 @@ def check_steering(num_splits: Any, sm_margin: Any, batch_invariant: Any) -> Non
     splits = integer("num_splits", num_splits)
     require(0 <= splits <= 256, "num_splits is ", splits, "; 0 (the plan chooses) to 256 is allowed")
     require(integer("sm_margin", sm_margin) >= 0, "sm_margin is ", sm_margin, "; 0 or more is allowed")
-    flag("batch_invariant", batch_invariant)
+    boolean("batch_invariant", batch_invariant)
 
 
 def check_kv(q: View, k: View, v: View, names: tuple[str, str] = ("k", "v")) -> None:
@@ -152,7 +158,7 @@ def mask_of(causal: Any, window_size: Any, attention_chunk: Any, cp_world_size: 
     require(world >= 1, "cp_world_size is ", world, "; 1 or more is allowed")
     require(0 <= rank < world, "cp_rank is ", rank, "; 0 to ", world - 1, " is allowed")
     left, right, chunk = (min(limit, LONGER_THAN_ANY) for limit in (left, right, chunk))
-    return Mask(left, 0 if flag("causal", causal) else right, chunk, world, rank)
+    return Mask(left, 0 if boolean("causal", causal) else right, chunk, world, rank)
 
 
 def softcap_of(softcap: Any) -> float:
@@ -217,8 +223,8 @@ def address(x: np.ndarray) -> int:
 
 
 def overlaps(a: np.ndarray, b: np.ndarray) -> bool:
-    """Whether two arrays share an element; undecided cases, which need unusual strides, count as no."""
+    """Whether two arrays share an element; undecided cases, which need unusual strides, count as yes, as on the GPU."""
     try:
         return np.may_share_memory(a, b) and np.shares_memory(a, b, max_work=100_000)
     except np.exceptions.TooHardError:
-        return False
+        return True

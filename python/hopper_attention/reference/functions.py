@@ -16,16 +16,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from hopper_attention import schedule
-from hopper_attention.arguments import bound, flag
-from hopper_attention.arguments import lengths as one_or_many
-from hopper_attention.reference.arrays import View, new_array
 from hopper_attention.reference.call import Call, packed_queries
 from hopper_attention.reference.checks import (
+    boolean,
     check_bound,
     check_kv,
     check_steering,
-    check_written,
     floats,
     integers,
     mask_of,
@@ -51,7 +47,6 @@ __all__ = [
     "flash_attn_func",
     "flash_attn_varlen_func",
     "flash_attn_with_kvcache",
-    "get_scheduler_metadata",
     "merge_states",
 ]
 
@@ -247,7 +242,7 @@ def flash_attn_with_kvcache(
     cos, sin = rotary_tables(rotary_cos, rotary_sin, new_k, q.shape[-1])
     starts = optional_integers("rotary_seqlens", rotary_seqlens, (batch,))
     starts = used if starts is None else starts
-    interleaved = flag("rotary_interleaved", rotary_interleaved)
+    interleaved = boolean("rotary_interleaved", rotary_interleaved)
     if new_k is not None:
         check_append(cache_k, cache_v, page_table is not None, k=new_k, v=new_v, q=q, rotary_cos=cos, rotary_sin=sin)
     if cos is not None:
@@ -273,72 +268,3 @@ def flash_attn_with_kvcache(
         index = (b, rows[b]) if cu_seqlens_q is None else (rows[b],)
         call.attend(b, index, keys[b], lengths(length_q, length_k, totals and totals[b]), pad, rotation)
     return call.result(return_softmax_lse)
-
-
-def get_scheduler_metadata(
-    batch_size,
-    max_seqlen_q,
-    max_seqlen_k,
-    num_heads_q,
-    num_heads_kv,
-    headdim,
-    cache_seqlens,
-    qkv_dtype=None,
-    headdim_v=None,
-    cu_seqlens_q=None,
-    cu_seqlens_k_new=None,
-    cache_leftpad=None,
-    page_size=None,
-    max_seqlen_k_new=0,
-    causal=False,
-    window_size=(-1, -1),
-    attention_chunk=0,
-    has_softcap=False,
-    num_splits=0,
-    pack_gqa=None,
-    sm_margin=0,
-    *,
-    batch_invariant=False,
-    out=None,
-):
-    """Zeros of the size that the GPU's metadata has, 1 + 4 round_up(batch_size, 4) int32: nothing here needs a schedule.
-
-    Refuses all that the GPU refuses, head dims and dtypes without a kernel included. cache_seqlens: (B,) int32, or an
-    int. `out` may have more elements; the others are not written.
-    """
-    options = schedule.numbers(
-        batch_size,
-        max_seqlen_q,
-        max_seqlen_k,
-        num_heads_q,
-        num_heads_kv,
-        headdim,
-        qkv_dtype,
-        headdim_v,
-        page_size,
-        causal,
-        window_size,
-        attention_chunk,
-        num_splits,
-        sm_margin,
-        batch_invariant,
-    )
-    schedule.check_numbers(options, cu_seqlens_q is not None)
-    bound("max_seqlen_k_new", max_seqlen_k_new)
-    batch = options["batch"]
-    given = {
-        "cache_seqlens": (one_or_many("cache_seqlens", cache_seqlens)[0], batch),
-        "cu_seqlens_q": (cu_seqlens_q, batch + 1),
-        "cu_seqlens_k_new": (cu_seqlens_k_new, batch + 1),
-        "cache_leftpad": (cache_leftpad, batch),
-    }
-    for name, (x, elements) in given.items():
-        optional_integers(name, x, (elements,))
-    size = 1 + 4 * (-(-batch // 4) * 4)
-    if out is None:
-        return new_array(schedule.source(*(x for x, _ in given.values())), (size,), "int32", 0)
-    found = len(integers("out", out, (None,)))
-    require(found >= size, "out has ", found, " elements; ", size, " or more are needed")
-    check_written({"out": View(out)}, {name: View(x) for name, (x, _) in given.items() if x is not None})
-    out[:size] = 0
-    return out
