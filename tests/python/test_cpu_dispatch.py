@@ -195,7 +195,7 @@ def test_a_schedule_without_lengths(recorder, given):
 
 
 NUMBERS = [
-    {"batch_size": -1}, {"max_seqlen_q": None}, {"max_seqlen_q": -2}, {"max_seqlen_k": 1 << 40}, {"num_heads_q": 5},
+    {"batch_size": -1}, {"batch_size": 1 << 62}, {"max_seqlen_q": None}, {"max_seqlen_q": -2}, {"max_seqlen_k": 1 << 40}, {"num_heads_q": 5},
     {"num_heads_kv": 0}, {"num_heads_kv": -2}, {"headdim": 60}, {"headdim": 0}, {"headdim": 264}, {"headdim_v": 12},
     {"qkv_dtype": "float64"}, {"qkv_dtype": np.float32}, {"page_size": 0}, {"page_size": 1.5}, {"num_splits": 257},
     {"max_seqlen_k_new": -1}, {"window_size": (-3, 0)}, {"window_size": 7}, {"attention_chunk": -1}, {"sm_margin": -1},
