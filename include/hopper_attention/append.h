@@ -40,13 +40,14 @@ struct AppendArguments {
   Tensor page_table;       // (B, pages of a sequence) int32, last stride 1; page ids outside the cache drop writes
   Tensor cache_batch_idx;  // (B,) int32: row of the cache, not with pages; a row outside drops writes
 
-  // Rotary embedding; all or none of these four.
+  // Rotary embedding: cos, sin, q and q_rotated. Without it q alone may be given: the kernel does not read it, but
+  // attention does so after the append, and it is made sure that it does not overlap the caches.
   Tensor rotary_cos;  // (positions, R / 2), R <= D; dtype of k_new or fp32
   Tensor rotary_sin;  // as rotary_cos
   Tensor q;           // (B, Sq, Hq, D), or (Tq, Hq, D) with cu_seqlens_q; dtype of k_new
   Tensor q_rotated;   // as q; written, but for rows of a packed q outside all sequences; overlaps no other tensor
 
-  Tensor cu_seqlens_q;    // (B + 1,) int32: where each sequence starts in q; without rotary embedding not used
+  Tensor cu_seqlens_q;    // (B + 1,) int32: where each sequence starts in q
   Tensor rotary_seqlens;  // (B,) int32: position of the first new key; default: seqused_k, within 0 and the slots there
                           // are
   bool rotary_interleaved = true;

@@ -87,7 +87,7 @@ void bind_append(nb::module_& module) {
       "shape: at rotary_seqlens[b] + i with rotate_q_per_position (causal, windowed or chunked attention), else at\n"
       "rotary_seqlens[b]. Rows of a packed q outside all sequences are left as they are in q_rotated. Without "
       "rotary_cos\n"
-      "q and q_rotated must be None.\n"
+      "q_rotated must be None, and q is not read: it is only made sure that it is not in the caches.\n"
       "\n"
       "One launch on `stream` (default: the current stream of the framework of k_cache); neither synchronises nor\n"
       "allocates. Lengths and indices are int32 on the device, read there and clamped. Raises ValueError, TypeError "

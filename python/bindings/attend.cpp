@@ -244,9 +244,9 @@ AppendArguments read_new(Reader& reader, PyObject* given, Arguments& args) {
   made.rotary_interleaved = reader.flag(item(kRotaryInterleaved));
   reader.read(item(kRotaryCos), made.rotary_cos);
   reader.read(item(kRotarySin), made.rotary_sin);
+  made.q = args.q;
+  made.cu_seqlens_q = args.cu_seqlens_q;
   if (made.rotary_cos.given()) {
-    made.q = args.q;
-    made.cu_seqlens_q = args.cu_seqlens_q;
     reader.read(item(kRotarySeqlens), made.rotary_seqlens);
     made.rotate_q_per_position =
         args.causal || args.attention_chunk != 0 || args.window_left != -1 || args.window_right != -1;
@@ -296,7 +296,7 @@ nb::object launch(Given given, Arguments& args, std::optional<AppendArguments>& 
       hopper_attention::forward(args, stream, std::ref(allocate));
     }
   };
-  bool const rotates = appended && appended->q.given();
+  bool const rotates = appended && appended->rotary_cos.given();
   if (rotates && !take_from_workspace(args, *appended)) {
     rotated = empty_output(given[kQ], given[kQ], args.q, args.q);
     reader.read(rotated.ptr(), appended->q_rotated);

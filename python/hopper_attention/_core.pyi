@@ -231,7 +231,7 @@ def append(k_new: object, v_new: object, k_cache: object, v_cache: object, *, se
     (default seqused_k[b]) + j, and q (B, Sq, Hq, D), or (Tq, Hq, D) with cu_seqlens_q, goes to q_rotated of the same
     shape: at rotary_seqlens[b] + i with rotate_q_per_position (causal, windowed or chunked attention), else at
     rotary_seqlens[b]. Rows of a packed q outside all sequences are left as they are in q_rotated. Without rotary_cos
-    q and q_rotated must be None.
+    q_rotated must be None, and q is not read: it is only made sure that it is not in the caches.
 
     One launch on `stream` (default: the current stream of the framework of k_cache); neither synchronises nor
     allocates. Lengths and indices are int32 on the device, read there and clamped. Raises ValueError, TypeError or

@@ -24,16 +24,21 @@ from hopper_attention.watching import is_watched
 operators = None
 
 
+def _operators():
+    """The module of torch's operators."""
+    if not watching.is_traced() and operators is not None:  # which changes while the first call is traced
+        return operators
+    from hopper_attention import torch_ops
+
+    return torch_ops
+
+
 def _elsewhere(name, x, *others):
     """The module whose functions take a call that is not for the kernels: torch's operators, or the reference. None for
     the kernels. `name` is that of the argument `x`, `others` are all other tensors.
     """
     if is_watched(x, others):
-        if not watching.is_traced() and operators is not None:  # which changes while the first call is traced
-            return operators
-        from hopper_attention import torch_ops
-
-        return torch_ops
+        return _operators()
     if on_cuda(name, x):
         return None
     from hopper_attention.reference import functions
@@ -383,8 +388,9 @@ def flash_attn_with_kvcache(
     k (B, Sn, Hk, D) and v (B, Sn, Hk, Dv), or (Tn, Hk, ...) with cu_seqlens_k_new (B + 1,), dtype of the cache, go to
     the slots from cache_seqlens on; what does not fit or has no valid page is dropped. The caches may be views of one
     tensor, but share no element, unless v_cache starts a whole number of pages behind or before k_cache: ids in page_table
-    then pick other pages for K than for V. Attention sees cache_seqlens + new - cache_leftpad keys. rotary_cos, rotary_sin (positions, rotary_dim / 2), float32 or dtype of the cache,
-    rotary_dim up to D, rotate neighbouring columns, without rotary_interleaved the two halves; new keys at
+    then pick other pages for K than for V. k, v, q and the tables share no memory with them. Attention sees
+    cache_seqlens + new - cache_leftpad keys. rotary_cos, rotary_sin (positions, rotary_dim / 2), float32 or dtype of the
+    cache, rotary_dim up to D, rotate neighbouring columns, without rotary_interleaved the two halves; new keys at
     rotary_seqlens (B,) (default cache_seqlens) + j, and queries likewise if attention is causal, windowed or in chunks,
     else all at the start; q is not modified.
 
@@ -580,7 +586,7 @@ def get_scheduler_metadata(
 ):
     """The schedule of one step's `flash_attn_varlen_func` or `flash_attn_with_kvcache` calls, shared by all layers.
 
-    cache_seqlens: keys of each sequence, (B,) int32 on a CUDA device, or an int for all; for packed keys their lengths.
+    cache_seqlens: keys of each sequence, (B,) int32, or an int for all; for packed keys their lengths. Not None.
     cu_seqlens_q (B + 1,): where queries start; without it every sequence has max_seqlen_q. cu_seqlens_k_new (B + 1,) or
     max_seqlen_k_new: keys that the calls append. max_seqlen_q, max_seqlen_k: bounds, see `flash_attn_varlen_func`; they
     need not be those of the calls. qkv_dtype: None is torch.bfloat16 (torch is not imported for a default value).
@@ -589,18 +595,17 @@ def get_scheduler_metadata(
     with packed queries on one rank use it; those with (B, Sq, Hq, D) queries, seqused_q or cp_world_size make their
     own.
 
-    Returns a 1-D int32 tensor on the device of cache_seqlens (an int: of cu_seqlens_q, else the current one) of 1 + 4 *
-    (B rounded up to a multiple of 4) elements, or `out`, of that many or more. Its contents may be copied elsewhere.
+    Returns a 1-D int32 tensor of 1 + 4 * (B rounded up to a multiple of 4) elements, or `out`, of that many or more,
+    which overlaps no other tensor. It is on the device of cache_seqlens; for an int on that of the other tensors, or,
+    without any, on the current CUDA device. Its contents may be copied elsewhere.
     One small kernel; allocates only the result, and nothing with out. Calls that run at the same time on two streams
-    need metadata of their own. Raises ValueError, TypeError or NotImplementedError for what no call takes. For CPU
-    tensors, whose calls need no schedule: zeros.
+    need metadata of their own. Raises ValueError, TypeError or NotImplementedError for what no call on a GPU takes. For
+    CPU tensors, whose calls need no schedule: zeros, after the same checks.
     """
-    source = schedule.source(cache_seqlens, cu_seqlens_q)
-    elsewhere = None
-    if source is not None:
-        elsewhere = _elsewhere("cache_seqlens", source, cu_seqlens_q, cu_seqlens_k_new, cache_leftpad, out)
-    if elsewhere is not None:
-        return elsewhere.get_scheduler_metadata(
+    needed("cache_seqlens", cache_seqlens)
+    others = (cu_seqlens_q, cu_seqlens_k_new, cache_leftpad, out)
+    if is_watched(schedule.source(cache_seqlens, *others), others):
+        return _operators().get_scheduler_metadata(
             batch_size,
             max_seqlen_q,
             max_seqlen_k,

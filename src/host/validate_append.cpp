@@ -25,6 +25,8 @@ constexpr DimNames kSlots{"batch", "seqlen", "heads_k", "head_dim"};
 constexpr DimNames kPages{"pages", "page_size", "heads_k", "head_dim"};
 constexpr DimNames kPageTable{"batch", "pages of a sequence"};
 constexpr DimNames kAngles{"positions", "rotary_dim / 2"};
+constexpr char const* kQueryLayout = "(batch, seqlen_q, heads_q, head_dim)";
+constexpr char const* kPackedQueryLayout = "(tokens, heads_q, head_dim), with cu_seqlens_q";
 
 void require_head_dim(Named t) {
   std::int64_t const columns = t.tensor.shape[t.tensor.rank - 1];
@@ -147,20 +149,16 @@ void check_tables(AppendArguments const& args) {
   }
 }
 
+// Attention reads q after the append, or q_rotated in its place.
 void check_queries(AppendArguments const& args, std::int64_t batch) {
   bool const packed = args.cu_seqlens_q.given();
   int const rank = packed ? 3 : 4;
   DimNames const& names = packed ? kPackedTokens : kTokens;
-  char const* const layout =
-      packed ? "(tokens, heads_q, head_dim), with cu_seqlens_q" : "(batch, seqlen_q, heads_q, head_dim)";
   Named const q{"q", args.q};
-  Named const rotated{"q_rotated", args.q_rotated};
   Named const cache{"k_cache", args.k_cache};
-  for (Named const& t : {q, rotated}) {
-    require_rank(t, rank, layout);
-    require_dtype_of(t, cache);
-    require_device_of(t, cache);
-  }
+  require_rank(q, rank, packed ? kPackedQueryLayout : kQueryLayout);
+  require_dtype_of(q, cache);
+  require_device_of(q, cache);
   if (packed) {
     check_length_tensor({"cu_seqlens_q", args.cu_seqlens_q}, 1, batch, "k", cache);
   } else {
@@ -170,13 +168,22 @@ void check_queries(AppendArguments const& args, std::int64_t batch) {
   require(q.tensor.shape[rank - 2] % args.k_cache.shape[2] == 0,
           "q: heads must be a multiple of the heads of k_cache: found ", q.tensor.shape[rank - 2], " and ",
           args.k_cache.shape[2]);
-  for (int dim = 0; dim < rank; ++dim) {
-    require(rotated.tensor.shape[dim] == q.tensor.shape[dim], "q_rotated: must have the shape of q, ",
-            ShapeText{q.tensor}, ", found ", ShapeText{rotated.tensor});
-  }
   require_countable_rows(q);
   require_vectors(q, names, kVectorBytes);
-  require_vectors(rotated, names, kVectorBytes);
+}
+
+void check_rotated(AppendArguments const& args) {
+  bool const packed = args.cu_seqlens_q.given();
+  int const rank = packed ? 3 : 4;
+  Named const rotated{"q_rotated", args.q_rotated};
+  require_rank(rotated, rank, packed ? kPackedQueryLayout : kQueryLayout);
+  require_dtype_of(rotated, {"k_cache", args.k_cache});
+  require_device_of(rotated, {"k_cache", args.k_cache});
+  for (int dim = 0; dim < rank; ++dim) {
+    require(rotated.tensor.shape[dim] == args.q.shape[dim], "q_rotated: must have the shape of q, ", ShapeText{args.q},
+            ", found ", ShapeText{rotated.tensor});
+  }
+  require_vectors(rotated, packed ? kPackedTokens : kTokens, kVectorBytes);
   require_distinct(rotated);
 }
 
@@ -227,12 +234,12 @@ void validate(AppendArguments const& args) {
   bool const rotary = args.rotary_cos.given();
   require(rotary == args.rotary_sin.given(), rotary ? "rotary_sin" : "rotary_cos",
           ": rotary_cos and rotary_sin must be given together");
+  if (rotary) { check_tables(args); }
+  if (rotary || args.q.given()) { check_queries(args, batch); }
   if (rotary) {
-    check_tables(args);
-    check_queries(args, batch);
+    check_rotated(args);
   } else {
-    require(!args.q.given() && !args.q_rotated.given(), args.q.given() ? "q" : "q_rotated",
-            ": was given without rotary_cos; only rotary embedding writes queries");
+    require(!args.q_rotated.given(), "q_rotated: was given without rotary_cos; only rotary embedding writes queries");
   }
   check_overlaps(args);
 }

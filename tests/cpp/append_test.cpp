@@ -57,6 +57,12 @@ A with_rotary() {
   return args;
 }
 
+A with_queries() {
+  A args = with_rotary();
+  args.rotary_cos = args.rotary_sin = args.q_rotated = {};
+  return args;
+}
+
 // Seven pages of four keys, three for each sequence.
 A with_pages() {
   A args = with_rotary();
@@ -118,6 +124,7 @@ TEST_CASE("append: right calls") {
   std::vector<Right> const cases{
       {"dense", right_call},
       {"rotary", with_rotary},
+      {"queries that are not rotated", with_queries},
       {"pages", with_pages},
       {"packed tokens", with_packed_tokens},
       {"one length for all", [] { return changed(right_call(), [](A& a) { a.seqused_k = {}, a.seqused_k_all = 0; }); }},
@@ -292,7 +299,18 @@ TEST_CASE("append: wrong calls") {
        kArgument, "rotary_cos: covers 66 columns", "64"},
       {"rotary without q", with_rotary, [](A& a) { a.q = {}; }, kArgument, "q:", "none was given"},
       {"rotary without q_rotated", with_rotary, [](A& a) { a.q_rotated = {}; }, kArgument, "q_rotated:", "none"},
-      {"q without rotary", with_rotary, [](A& a) { a.rotary_cos = a.rotary_sin = {}; }, kArgument, "q:", "rotary_cos"},
+      {"q_rotated without rotary", with_rotary, [](A& a) { a.rotary_cos = a.rotary_sin = {}; }, kArgument,
+       "q_rotated:", "rotary_cos"},
+      {"q in the cache", with_queries, [](A& a) { a.q.data = a.k_cache.data; }, kArgument, "k_cache: shares", "q,"},
+      {"q in the V cache", with_queries, [](A& a) { a.q.data = a.v_cache.data; }, kArgument, "v_cache: shares", "q,"},
+      {"q among pages by turns", with_pages_by_turns,
+       [](A& a) {
+         a.rotary_cos = a.rotary_sin = a.q_rotated = {};
+         a.q.data = reinterpret_cast<void*>(3 * kMiB + 7 * 4 * 2 * 64 * 2);
+       },
+       kArgument, "v_cache: shares", "q,"},
+      {"batch of q that is not rotated", with_queries, [](A& a) { a.q.shape[0] = 3; }, kArgument, "q: dim 0 (batch)",
+       "must be 2"},
       {"batch of q", with_rotary, [](A& a) { a.q.shape[0] = 3; }, kArgument, "q: dim 0 (batch)", "must be 2"},
       {"head dim of q", with_rotary, [](A& a) { a.q.shape[3] = 32; }, kArgument, "q: dim 3 (head_dim)", "must be 64"},
       {"heads of q", with_rotary, [](A& a) { a.q.shape[2] = 3; }, kArgument, "q: heads", "3 and 2"},

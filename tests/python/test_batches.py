@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import hopper_attention  # noqa: E402
-from gpu import batches, support  # noqa: E402
+from gpu import appended, batches, support  # noqa: E402
 from gpu.batches import Batch, attend, make, verdict  # noqa: E402
 from gpu.test_random_batches import BATCHES, LARGE_SIZES, RATIOS, SPLITS, random_batch  # noqa: E402
 
@@ -246,5 +246,17 @@ def test_one_sequence_alone_and_another_order_are_the_same_problems(batch):
 
 def test_check_metadata_is_silent_about_right_batches():
     for seed in range(60):
-        made = make(random_batch(seed, 1 << 12, 1 << 12))
+        batch = random_batch(seed, 1 << 12, 1 << 12)
+        made = make(batch)
+        mask = {"causal": batch.causal, "window_size": batch.window, "attention_chunk": batch.chunk}
         hopper_attention.check_metadata(made.q, made.k, **made.lengths)
+        hopper_attention.check_metadata(made.q, made.k, **made.lengths, **mask)
+
+
+@pytest.mark.parametrize("batch", [b for b in RIGHT if b.call == "cache"], ids=lambda b: b.why)
+def test_check_metadata_is_silent_about_right_appends(batch):
+    for seed in range(5):
+        call = appended.append(batch, seed, packed=not batch.dense_q)
+        starts = call.given.get("cu_seqlens_k_new")
+        given = {**call.made.lengths, "cu_seqlens_k_new": starts, "k_new": call.given["k"]}
+        hopper_attention.check_metadata(call.made.q, call.made.k, **given)

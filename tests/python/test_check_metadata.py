@@ -38,6 +38,27 @@ CACHE = {
     "cache_batch_idx": int32(4, 0),
     "cache_leftpad": int32(8, 0),
 }
+# Twelve keys in pages of four; the pages of the first one or two have been freed.
+FREED = {
+    "q": shaped(2, 1, 4, 64),
+    "k": shaped(6, 4, 2, 64),
+    "page_table": np.array([[-1, -1, 3, 5], [4, 2, 1, 0]], np.int32),
+    "seqused_k": int32(12, 12),
+}
+APPEND = {
+    "q": shaped(2, 2, 4, 64),
+    "k": shaped(6, 4, 2, 64),
+    "page_table": np.array([[0, 1, 9], [2, 4, 3]], np.int32),
+    "cache_seqlens": int32(3, 7),
+}
+ORDER = int32(2, 0, 1)
+
+
+def metadata(order=ORDER, tiles=(1, 3, 3), units=(4, 9, 9), behind=()):
+    """Of three sequences."""
+    return int32(0, *order, 0, *tiles, 0, *units, 0, 2, 4, 9, 0, *behind)
+
+
 RIGHT = {
     "packed": VARLEN,
     "packed with used lengths": {**VARLEN, "seqused_q": int32(3, 0, 1), "seqused_k": int32(0, 3, 7)},
@@ -49,6 +70,42 @@ RIGHT = {
     "new keys": {**CACHE, "cache_seqlens": int32(5, 3), "cu_seqlens_k_new": int32(0, 3, 8), "cache_leftpad": None},
     "bounds": {**VARLEN, "max_seqlen_q": 6, "max_seqlen_k": np.int32(7)},
     "no sequence": {**VARLEN, "cu_seqlens_q": int32(0), "cu_seqlens_k": int32(0)},
+    "freed pages before the window": {**FREED, "window_size": (3, 0)},
+    "freed pages before the chunk": {**FREED, "causal": True, "attention_chunk": 4},
+    "a window of all keys, behind padding": {**FREED, "cache_leftpad": int32(8, 0), "window_size": [12, 12]},
+    "pages of padding": {**FREED, "cache_leftpad": int32(8, 0)},
+    "no query": {**FREED, "cu_seqlens_q": int32(0, 0, 2), "q": shaped(2, 4, 64)},
+    "a window beyond 64 bits of keys": {**PAGED, "window_size": (2**62, 2**62), "attention_chunk": 2**62},
+    "freed pages that another rank's keys would need": {
+        **FREED,
+        "window_size": (7, 0),
+        "cp_world_size": 2,
+        "cp_rank": 1,
+        "cp_tot_seqused_k": int32(24, 24),
+    },
+    "new keys beside each other in a page": {
+        **APPEND,
+        "seqlen_k_new": 1,
+        "page_table": int32(0, 1, 9, 0, 1, 3).reshape(2, 3),
+    },
+    "new keys, of which k_new has the shape": {**APPEND, "k_new": shaped(2, 4, 2, 64)},
+    "packed new keys, with some rows to spare": {
+        **APPEND,
+        "k_new": shaped(7, 2, 64),
+        "cu_seqlens_k_new": int32(0, 1, 5),
+    },
+    "two sequences read one row": {**CACHE, "cache_batch_idx": int32(4, 4), "cache_leftpad": None},
+    "two sequences of one row, of which one appends": {
+        **CACHE,
+        "cache_batch_idx": int32(4, 4),
+        "cache_leftpad": None,
+        "cache_seqlens": int32(5, 3),
+        "cu_seqlens_k_new": int32(0, 3, 3),
+    },
+    "totals of one rank": {**CACHE, "cp_tot_seqused_k": int32(0, 0)},
+    "a schedule": {**PAGED, "scheduler_metadata": metadata()},
+    "a schedule in a longer buffer": {**PAGED, "scheduler_metadata": metadata(behind=(0, 0, 0))},
+    "the schedule of CPU tensors": {**PAGED, "scheduler_metadata": np.zeros(17, np.int32)},
     "ranks": {**CACHE, "cp_world_size": 3, "cp_rank": 1, "cp_tot_seqused_k": int32(24, 10)},
 }
 WRONG = [
@@ -83,15 +140,68 @@ WRONG = [
     ("cp_tot_seqused_k: is needed", CACHE, {"cp_world_size": 2}),
     ("cache_seqlens: of sequence 1 is 3, more than 2, the keys of cp_tot_seqused_k on rank 1 of 2", CACHE,
         {"cp_world_size": 2, "cp_rank": 1, "cp_tot_seqused_k": int32(16, 5)}),
-    ("q: must have 3 or 4 dims", CACHE, {"q": shaped(3)}),
+    ("q: must have 4 dims without cu_seqlens_q, found shape .3,", CACHE, {"q": shaped(3)}),
+    ("q: must have 3 dims with cu_seqlens_q", VARLEN, {"q": shaped(3, 2, 4, 64)}),
+    ("k: must have 4 dims without cu_seqlens_k", PAGED, {"k": shaped(12, 2, 64)}),
+    ("page_table: slot 1 of sequence 0 is page -1, but there are 6 pages .queries see keys 7 to 11", FREED,
+        {"window_size": (4, 0)}),
+    ("page_table: slot 0 of sequence 0 is page -1, .* keys 0 to 11", FREED, {"causal": True}),
+    ("page_table: slot 1 of sequence 0 is page -1, .* keys 7 to 11", FREED, {"cache_leftpad": int32(7, 0)}),
+    ("page_table: slot 1 of sequence 0 is page -1, .* keys 4 to 11", FREED, {"attention_chunk": 8, "cache_leftpad": int32(4, 0)}),
+    ("page_table: slot 2 of sequence 0 is page 9, .*queries see keys 0 to 8", APPEND,
+        {"k_new": shaped(8, 2, 64), "cu_seqlens_k_new": int32(0, 6, 6)}),
+    ("page_table: slot 2 of sequence 0 is page 9, .*the call appends keys 3 to 8", APPEND,
+        {"q": shaped(2, 0, 4, 64), "k_new": shaped(8, 2, 64), "cu_seqlens_k_new": int32(0, 6, 6)}),
+    ("page_table: key 7 of sequence 1 is appended to slot 3 of page 0, as is key 3 of sequence 0", APPEND,
+        {"seqlen_k_new": 1, "page_table": int32(0, 1, 9, 2, 0, 3).reshape(2, 3)}),
+    ("page_table: key 4 of sequence 0 is appended to slot 0 of page 0, as is key 0 of sequence 0", APPEND,
+        {"seqlen_k_new": 5, "cache_seqlens": int32(0, 0), "page_table": int32(0, 0, 9, 2, 4, 3).reshape(2, 3)}),
+    ("cache_batch_idx: of sequence 1 is 4, the row to which sequence 0 appends, too", CACHE,
+        {"cache_batch_idx": int32(4, 4), "cache_seqlens": int32(5, 3), "seqlen_k_new": 2, "cache_leftpad": None}),
+    ("cache_seqlens: is needed with new keys", CACHE, {"cache_seqlens": None, "seqlen_k_new": 1}),
+    ("seqlen_k_new: must be at least 0, found -1", CACHE, {"seqlen_k_new": -1}),
+    ("seqlen_k_new: must be 4, as in k_new, or left out, found 3", APPEND, {"k_new": shaped(2, 4, 2, 64), "seqlen_k_new": 3}),
+    ("k_new: dim 0 .batch. must be 2, found shape .3, 1", APPEND, {"k_new": shaped(3, 1, 2, 64)}),
+    ("k_new: must have 3 dims with cu_seqlens_k_new", APPEND,
+        {"k_new": shaped(2, 4, 2, 64), "cu_seqlens_k_new": int32(0, 1, 2)}),
+    ("cu_seqlens_k_new: must not be given together with seqlen_k_new, 1", APPEND,
+        {"seqlen_k_new": 1, "cu_seqlens_k_new": int32(0, 1, 2)}),
+    ("cu_seqlens_k_new: ends at 5, past the 4 rows of k_new", APPEND,
+        {"k_new": shaped(4, 2, 64), "cu_seqlens_k_new": int32(0, 1, 5)}),
+    ("k: dim 1 .page_size. must be at least 1, found 0", PAGED, {"k": shaped(6, 0, 2, 64)}),
+    ("k: dim 0 .batch. must be 2 without cache_batch_idx, found shape .5, 8", CACHE, {"cache_batch_idx": None}),
+    ("seqused_k: must not be given together with cache_seqlens", CACHE, {"seqused_k": int32(8, 3)}),
+    ("cu_seqlens_k: must not be given together with page_table", PAGED, {"cu_seqlens_k": int32(0, 1, 2, 3)}),
+    ("cache_batch_idx: must not be given together with page_table", PAGED, {"cache_batch_idx": int32(0, 1, 2)}),
+    ("cache_batch_idx: must not be given together with cu_seqlens_k", VARLEN, {"cache_batch_idx": int32(0, 1, 2)}),
+    ("cp_world_size: must be 1 to 65536, found 0", CACHE, {"cp_world_size": 0}),
+    ("cp_rank: must be 0 to 1 .cp_world_size - 1., found 2", CACHE, {"cp_world_size": 2, "cp_rank": 2}),
+    ("cp_rank: must be 0 to 0 .cp_world_size - 1., found -1", CACHE, {"cp_rank": -1}),
+    ("cp_tot_seqused_k: of sequence 1 is -2, must not be negative", CACHE,
+        {"cp_world_size": 2, "cp_tot_seqused_k": int32(16, -2)}),
+    ("cp_tot_seqused_k: of sequence 1 is -2, must not be negative", CACHE, {"cp_tot_seqused_k": int32(16, -2)}),
+    ("window_size: must be -1 .unlimited. or at least 0 on both sides, found .-2, 0", CACHE, {"window_size": (-2, 0)}),
+    ("attention_chunk: must be at least 0", CACHE, {"attention_chunk": -1}),
+    ("scheduler_metadata: must have at least 17 elements for 3 sequences, found 16", PAGED,
+        {"scheduler_metadata": metadata()[:-1]}),
+    ("scheduler_metadata: must have 1 dim", PAGED, {"scheduler_metadata": metadata()[None]}),
+    ("scheduler_metadata: place 1 has sequence 3, but there are 3", PAGED, {"scheduler_metadata": metadata((2, 3, 1))}),
+    ("scheduler_metadata: place 0 has sequence -1", PAGED, {"scheduler_metadata": metadata((-1, 3, 1))}),
+    ("scheduler_metadata: places 0 and 2 both have sequence 2", PAGED, {"scheduler_metadata": metadata((2, 0, 2))}),
+    ("scheduler_metadata: the sum of tiles decreases from 3 to 2 at place 2", PAGED,
+        {"scheduler_metadata": metadata(tiles=(1, 3, 2))}),
+    ("scheduler_metadata: the sum of units decreases from 0 to -4 at place 0", PAGED,
+        {"scheduler_metadata": metadata(units=(-4, 3, 4))}),
 ]  # fmt: skip
 
 
+@pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("given", RIGHT.values(), ids=RIGHT.keys())
 def test_nothing_is_said_of_what_is_right(given):
     assert hopper_attention.check_metadata(**given) is None
 
 
+@pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(("message", "given", "changes"), WRONG, ids=lambda x: x if isinstance(x, str) else "")
 def test_what_is_wrong_is_named(message, given, changes):
     with pytest.raises(ValueError, match=f"^{message}"):
@@ -103,6 +213,54 @@ def test_other_dtypes(name):
     given = {**VARLEN, "seqused_k": int32(1, 2, 3)}
     with pytest.raises(TypeError, match=f"^{name}: dtype must be int32, found int64"):
         hopper_attention.check_metadata(**{**given, name: given[name].astype(np.int64)})
+
+
+@pytest.mark.parametrize(("error", "changes"), [
+    (TypeError, {"causal": "no"}), (TypeError, {"causal": None}), (TypeError, {"attention_chunk": 1.5}),
+    (TypeError, {"window_size": (1.5, 0)}), (ValueError, {"window_size": 3}), (TypeError, {"cp_world_size": 1.0}),
+    (TypeError, {"seqlen_k_new": 0.5}), (TypeError, {"scheduler_metadata": metadata().astype(np.int64)}),
+], ids=str)  # fmt: skip
+def test_values_of_other_types(error, changes):
+    with pytest.raises(error, match=f"^{next(iter(changes))}: "):
+        hopper_attention.check_metadata(**{**PAGED, **changes})
+
+
+@pytest.mark.parametrize("world", [1, 3])
+def test_pages_that_no_query_sees_are_those_of_the_mask(world):
+    """Each page in turn is not there: it is named if and only if the mask of the reference shows a key in it."""
+    from hopper_attention.reference import Mask, dense_mask, lengths
+
+    size, pages = 4, 6
+    random = np.random.default_rng(world)
+    named = 0
+    for _ in range(200):
+        queries, pad = int(random.integers(0, 9)), int(random.integers(0, 9))
+        keys = int(random.integers(pad, size * pages + 1))
+        total = (keys - pad) * world + int(random.integers(0, world))
+        causal, chunk = bool(random.integers(2)), int(random.choice((0, 0, 3, 8)))
+        window = tuple(int(x) for x in random.choice((-1, 0, 5), 2))
+        rank = int(random.integers(0, world)) if total == (keys - pad) * world else 0
+        mask = Mask(window[0], 0 if causal else window[1], chunk, world, rank)
+        seen = np.flatnonzero(dense_mask(mask, lengths(queries, keys - pad, total if world > 1 else None)).any(0)) + pad
+        given = {"q": shaped(1, queries, 4, 64), "k": shaped(pages, size, 2, 64), "seqused_k": int32(keys)}
+        given |= {"cache_leftpad": int32(pad), "causal": causal, "attention_chunk": chunk, "window_size": window}
+        given |= {"cp_world_size": world, "cp_rank": rank, "cp_tot_seqused_k": int32(total)}
+        for freed in range(pages):
+            table = np.arange(pages, dtype=np.int32)[None].copy()
+            table[0, freed] = 2147480000
+            if freed in seen // size:
+                named += 1
+                with pytest.raises(ValueError, match=f"^page_table: slot {freed} of sequence 0"):
+                    hopper_attention.check_metadata(**given, page_table=table)
+            else:
+                hopper_attention.check_metadata(**given, page_table=table)
+    assert named > 200
+
+
+def test_a_schedule_of_zeros_on_a_gpu(monkeypatch):
+    zeros = np.zeros(17, np.int32).view(type("OnGpu", (np.ndarray,), {"is_cuda": True}))
+    with pytest.raises(ValueError, match="^scheduler_metadata: places 0 and 1 both have sequence 0"):
+        hopper_attention.check_metadata(**PAGED, scheduler_metadata=zeros)
 
 
 def test_torch_tensors():

@@ -152,3 +152,86 @@ def test_fake_tensors_go_through_the_operators():
         x = torch.empty(1, 3, 2, 8)
         out = hopper_attention.flash_attn_func(x, x, x)
     assert isinstance(out, fake_tensor.FakeTensor) and out.shape == x.shape
+
+
+def schedule_call(**changes):
+    given = {"batch_size": 2, "max_seqlen_q": 9, "max_seqlen_k": 13, "num_heads_q": 4, "num_heads_kv": 2, "headdim": 64}
+    return hopper_attention.get_scheduler_metadata(**{**given, **changes})
+
+
+LENGTHS, STARTS = np.array([3, 9], np.int32), np.array([0, 4, 9], np.int32)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"cu_seqlens_q": STARTS},
+        {"cu_seqlens_k_new": STARTS},
+        {"cache_leftpad": LENGTHS},
+        {"out": np.ones(20, np.int32)},
+    ],
+    ids=lambda given: next(iter(given)),
+)
+def test_a_schedule_of_one_length_is_where_its_tensors_are(given):
+    made = schedule_call(cache_seqlens=5, **given)
+    assert type(made) is np.ndarray and made.dtype == np.int32 and not made[:17].any() and made[17:].all()
+    assert made is given.get("out", made)
+
+
+@pytest.mark.parametrize("without_torch", [False, True])
+def test_a_schedule_of_one_length_without_any_device(monkeypatch, without_torch):
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    if without_torch:
+        monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(ValueError, match="^cache_seqlens: is a number, so that another tensor must say"):
+        schedule_call(cache_seqlens=5)
+
+
+@pytest.mark.parametrize("given", [{}, {"out": np.ones(17, np.int32)}, {"out": FastTensor((17,), "int32")}], ids=str)
+def test_a_schedule_without_lengths(recorder, given):
+    with pytest.raises(ValueError, match="^cache_seqlens: is needed, found None"):
+        schedule_call(cache_seqlens=None, **given)
+
+
+NUMBERS = [
+    {"batch_size": -1}, {"batch_size": 1 << 62}, {"max_seqlen_q": None}, {"max_seqlen_q": -2}, {"max_seqlen_k": 1 << 40}, {"num_heads_q": 5},
+    {"num_heads_kv": 0}, {"num_heads_kv": -2}, {"headdim": 60}, {"headdim": 0}, {"headdim": 264}, {"headdim_v": 12},
+    {"qkv_dtype": "float64"}, {"qkv_dtype": np.float32}, {"page_size": 0}, {"page_size": 1.5}, {"num_splits": 257},
+    {"max_seqlen_k_new": -1}, {"window_size": (-3, 0)}, {"window_size": 7}, {"attention_chunk": -1}, {"sm_margin": -1},
+    {"causal": "no"}, {"batch_invariant": None},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("changes", NUMBERS, ids=str)
+def test_a_wrong_schedule_is_refused_alike_on_both_devices(recorder, changes):
+    said = []
+    for lengths in (FastTensor((2,), "int32"), LENGTHS):
+        out = FastTensor((17,), "int32") if lengths is not LENGTHS else np.ones(17, np.int32)
+        with pytest.raises((ValueError, TypeError, NotImplementedError)) as caught:
+            schedule_call(**{"cache_seqlens": lengths, "out": out, **changes})
+        said.append((caught.type, str(caught.value)))
+    assert said[0] == said[1] and out.all()
+
+
+@pytest.mark.parametrize("batch, rows", [(0, 0), (2, 0), (1, 1 << 20), (4096, 1)])
+@pytest.mark.parametrize("packed", [False, True])
+def test_right_schedules_of_all_sizes(batch, rows, packed):
+    starts = np.zeros(batch + 1, np.int32) if packed else None
+    made = schedule_call(
+        batch_size=batch, max_seqlen_q=rows, cache_seqlens=np.ones(batch, np.int32), cu_seqlens_q=starts, page_size=16,
+        causal=np.True_, headdim=192, headdim_v=128, qkv_dtype=np.float16,
+    )  # fmt: skip
+    assert made.shape == (1 + (batch + 3) // 4 * 16,) and not made.any()
+
+
+@pytest.mark.parametrize("name", ["causal", "batch_invariant"])
+@pytest.mark.parametrize("value", ["no", None, 0.5])
+@pytest.mark.parametrize("function", ["flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache"])
+def test_options_that_are_no_bool(function, name, value):
+    q, k, v = arrays()
+    more = {}
+    if function == "flash_attn_varlen_func":
+        q, k, v, more = q[0], k[0], v[0], {"cu_seqlens_q": STARTS, "cu_seqlens_k": STARTS}
+    with pytest.raises(TypeError, match=f"^{name}: True or False is needed, found "):
+        getattr(hopper_attention, function)(q, k, v, **more, **{name: value})

@@ -304,7 +304,7 @@ def test_append_comes_after_the_checks_and_before_attention(calls):
     assert [call["core"] for call in calls] == ["check", "append", "forward"]
     assert append["k_new"] is new["k"] and append["v_new"] is new["v"]
     assert append["k_cache"] is k_cache and append["v_cache"] is v_cache and append["cache_batch_idx"] is rows
-    assert append["seqused_k"] is used and append["rotary_cos"] is None and append["q"] is None
+    assert append["seqused_k"] is used and append["rotary_cos"] is None and append["q"] is q
     assert attention["seqlen_k_new"] == check["seqlen_k_new"] == 2 and attention["q"] is q
     assert attention["seqused_k"] is used and attention["cache_leftpad"] is rows
     assert {**check, "core": 0} == {**attention, "core": 0}

@@ -154,8 +154,8 @@ def values() -> Iterator[Wrong]:
         ("window_size", "half a window", TY, (None, 3), EVERYWHERE),
         ("attention_chunk", "negative chunk", V, -3, EVERYWHERE),
         ("attention_chunk", "fractional chunk", TY, 1.5, EVERYWHERE),
-        ("causal", "causal that is text", TY, "yes", GPU),
-        ("batch_invariant", "batch_invariant None", TY, None, GPU),
+        ("causal", "causal that is text", TY, "yes", EVERYWHERE),
+        ("batch_invariant", "batch_invariant None", TY, None, EVERYWHERE),
     ]
     for name, why, error, value, on in wrong:
         yield Wrong("flash_attn_func", why, error, name, {name: value}, on)
@@ -285,8 +285,8 @@ def results() -> Iterator[Wrong]:
             yield make("lse with a dim more", V, "softmax_lse", {"softmax_lse": T((1, *lse), "fp32")})
             yield make("lse with gaps", V, "softmax_lse", {"softmax_lse": T(lse, "fp32", strides=doubled(lse))}, GPU)
             yield make("lse on the CPU", V, "softmax_lse", {"softmax_lse": T(lse, "fp32", where="cpu")}, GPU)
-            yield make("lse inside q", V, "softmax_lse", {"softmax_lse": T(lse, "fp32", of="q")}, GPU)
-            yield make("lse inside out", V, "softmax_lse", {"softmax_lse": T(lse, "fp32", of="out")}, GPU)
+            yield make("lse inside q", V, "softmax_lse", {"softmax_lse": T(lse, "fp32", of="q")}, EVERYWHERE)
+            yield make("lse inside out", V, "softmax_lse", {"softmax_lse": T(lse, "fp32", of="out")}, EVERYWHERE)
         yield make("workspace in float32", TY, "workspace", {"workspace": T((1 << 20,), "fp32")}, GPU)
         yield make("workspace of two dims", V, "workspace", {"workspace": T((1 << 12, 1 << 10), "uint8")}, GPU)
         yield make("workspace at 8 bytes", V, "workspace", {"workspace": T((1 << 20,), "uint8", offset=8)}, GPU)
@@ -352,7 +352,7 @@ def lengths() -> Iterator[Wrong]:
     yield Wrong("flash_attn_with_kvcache", "cache of another batch", V, "k_cache", {"cache_batch_idx": None})
     yield Wrong("flash_attn_with_kvcache", "pages with indices", V, "cache_batch_idx", {"page_table": table})
     yield Wrong("flash_attn_with_kvcache", "pages without lengths", V, "cache_seqlens",
-                {"page_table": table, "cache_batch_idx": None, "cache_seqlens": None}, GPU)  # fmt: skip
+                {"page_table": table, "cache_batch_idx": None, "cache_seqlens": None}, EVERYWHERE)  # fmt: skip
     yield Wrong("flash_attn_with_kvcache", "packed q without offsets", V, "q", {"q": T((3, 4, 64))})
     yield Wrong("flash_attn_with_kvcache", "dense q with offsets", V, "q", {"cu_seqlens_q": ints(0, 1, 2, 3)})
     yield Wrong("flash_attn_with_kvcache", "length that is text", TY, "cache_seqlens", {"cache_seqlens": "40"})
@@ -407,11 +407,19 @@ def appends() -> Iterator[Wrong]:
         ("new keys at an odd address", V, "k", {"k": tensor_like(new, offset=1)}, GPU),
         ("new keys with odd rows", V, "k", {"k": tensor_like(new, strides=odd_rows(new.shape))}, GPU),
         ("new values with columns two apart", V, "v", {"v": tensor_like(new, strides=doubled(new.shape))}, GPU),
-        ("new keys inside the cache", V, "k", {"k": T(new.shape, of="k_cache"), **no_rotary}, GPU),
+        ("new keys inside the cache", V, "k", {"k": T(new.shape, of="k_cache"), **no_rotary}, EVERYWHERE),
+        ("queries inside the cache", V, "q", {"q": T((3, 2, 4, 64), of="k_cache"), **no_rotary}, EVERYWHERE),
+        ("queries inside the cache of V", V, "q", {"q": T((3, 2, 4, 64), of="v_cache")}, EVERYWHERE),
+        ("new values inside the cache of K", V, "v", {"v": T(new.shape, of="k_cache")}, EVERYWHERE),
+        ("one cache for K and V", V, "v_cache", {"v_cache": T(CACHE, of="k_cache")}, EVERYWHERE),
+        ("half a page between K and V", V, "v_cache",
+         {"v_cache": T((6, 16, 2, 64), of="k_cache", offset=1024), "k_cache": T((6, 16, 2, 64), of="k_cache"),
+          "page_table": RIGHT["paged"]["page_table"], "cache_batch_idx": None}, EVERYWHERE),
+        ("cosines inside the cache", V, "rotary_cos", {"rotary_cos": T((128, 32), of="v_cache")}, EVERYWHERE),
         ("new keys that require grad", N, "k", {"k": tensor_like(new, grad=True)}, TORCH),
         ("new keys a list", TY, "k", {"k": [1.0]}, EVERYWHERE),
-        ("rotary_interleaved None", TY, "rotary_interleaved", {"rotary_interleaved": None}, GPU),
-        ("a cache whose rows are one", V, "k_cache", {"k_cache": T(CACHE, strides=(0, *contiguous(CACHE)[1:]))}, GPU),
+        ("rotary_interleaved None", TY, "rotary_interleaved", {"rotary_interleaved": None}, EVERYWHERE),
+        ("a cache whose rows are one", V, "k_cache", {"k_cache": T(CACHE, strides=(0, *contiguous(CACHE)[1:]))}, EVERYWHERE),
     ):  # fmt: skip
         yield Wrong("append", why, error, named, changes, on)
 
@@ -461,8 +469,13 @@ def merges() -> Iterator[Wrong]:
         ("out is b", V, "out", {"out": T(o, of="out_b")}, EVERYWHERE),
         ("out a row beside a", V, "out", {"out": T((2, 4, 4, 64), of="out_a", offset=256), "out_a": T((2, 4, 4, 64), of="out_a"),
          "out_b": T((2, 4, 4, 64)), "lse_a": T((2, 4, 4), "fp32"), "lse_b": T((2, 4, 4), "fp32"),
-         "lse": T((2, 4, 4), "fp32")}, GPU),
-        ("lse is that of b", V, "lse", {"lse": T(l, "fp32", of="lse_b")}, GPU),
+         "lse": T((2, 4, 4), "fp32")}, EVERYWHERE),
+        ("out and lse are one", V, "out|lse", {"lse": T(l, "fp32", of="out")}, EVERYWHERE),
+        ("lse a row beside that of a", V, "lse", {"lse": T((2, 3, 5), "fp32", strides=(20, 5, 1), of="lse_a", offset=5),
+         "lse_a": T((2, 3, 5), "fp32", strides=(20, 5, 1), of="lse_a"), "lse_b": T((2, 3, 5), "fp32"),
+         **{n: T((2, 5, 3, 64)) for n in ("out_a", "out_b", "out")}}, EVERYWHERE),
+        ("lse with equal addresses", V, "lse", {"lse": T(l, "fp32", strides=(0, 5, 1))}, EVERYWHERE),
+        ("lse is that of b", V, "lse", {"lse": T(l, "fp32", of="lse_b")}, EVERYWHERE),
         ("lse in bf16", TY, "lse", {"lse": T(l)}, EVERYWHERE),
         ("a at an odd address", V, "out_a", {"out_a": T(o, offset=1)}, GPU),
         ("a with columns two apart", V, "out_a", {"out_a": T(o, strides=doubled(o))}, GPU),
@@ -483,17 +496,25 @@ def schedules() -> Iterator[Wrong]:
         ("negative batch", V, "batch_size", {"batch_size": -1}, EVERYWHERE),
         ("fractional batch", TY, "batch_size", {"batch_size": 2.5}, EVERYWHERE),
         ("negative bound", V, "max_seqlen_q", {"max_seqlen_q": -1}, EVERYWHERE),
-        ("bound beyond any tensor", V, "max_seqlen_k", {"max_seqlen_k": 1 << 40}, GPU),
-        ("heads that do not divide", V, "num_heads_q|heads", {"num_heads_q": 5}, GPU),
-        ("no kv heads", V, "num_heads_kv|heads", {"num_heads_kv": 0}, GPU),
-        ("head dim 60", V, "headdim|head_dim", {"headdim": 60}, GPU),
-        ("dtype without kernels", (TY, N), "qkv_dtype", {"qkv_dtype": "float64"}, GPU),
-        ("pages of no keys", V, "page_size", {"page_size": 0}, GPU),
+        ("bound beyond any tensor", V, "max_seqlen_k", {"max_seqlen_k": 1 << 40}, EVERYWHERE),
+        ("heads that do not divide", V, "num_heads_q|heads", {"num_heads_q": 5}, EVERYWHERE),
+        ("no kv heads", V, "num_heads_kv|heads", {"num_heads_kv": 0}, EVERYWHERE),
+        ("no lengths", V, "cache_seqlens", {"cache_seqlens": None}, EVERYWHERE),
+        ("a list of lengths", TY, "cache_seqlens", {"cache_seqlens": USED}, EVERYWHERE),
+        ("fewer than no new keys", V, "max_seqlen_k_new", {"max_seqlen_k_new": -1}, EVERYWHERE),
+        ("padding of another batch", V, "cache_leftpad", {"cache_leftpad": ints(1, 2)}, EVERYWHERE),
+        ("offsets of new keys of another batch", V, "cu_seqlens_k_new", {"cu_seqlens_k_new": ints(1, 2)}, EVERYWHERE),
+        ("head dim 512", N, "headdim|head_dim", {"headdim": 512}, EVERYWHERE),
+        ("wider v", V, "headdim_v|head_dim", {"headdim_v": 12}, EVERYWHERE),
+        ("causal that is text", TY, "causal", {"causal": "no"}, EVERYWHERE),
+        ("head dim 60", V, "headdim|head_dim", {"headdim": 60}, EVERYWHERE),
+        ("dtype without kernels", (TY, N), "qkv_dtype", {"qkv_dtype": "float64"}, EVERYWHERE),
+        ("pages of no keys", V, "page_size", {"page_size": 0}, EVERYWHERE),
         ("too many splits", V, "num_splits", {"num_splits": 257}, EVERYWHERE),
         ("window below -1", V, "window_size", {"window_size": (-3, 0)}, EVERYWHERE),
         ("negative chunk", V, "attention_chunk", {"attention_chunk": -1}, EVERYWHERE),
         ("negative margin", V, "sm_margin", {"sm_margin": -2}, EVERYWHERE),
-        ("out is the lengths", V, "out", {"out": T((17,), "int32", of="long"), "cache_seqlens": T((3,), "int32", of="long")}, GPU),
+        ("out is the lengths", V, "out", {"out": T((17,), "int32", of="long"), "cache_seqlens": T((3,), "int32", of="long")}, EVERYWHERE),
     ):  # fmt: skip
         yield Wrong("get_scheduler_metadata", why, error, named, changes, on)
     for why, error, named, changes in (

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from hopper_attention.reference.arrays import FP8_DTYPES, View, new_array
-from hopper_attention.reference.checks import check_overlap, floats, number, shape_is, softcap_of
+from hopper_attention.reference.checks import check_written, floats, number, shape_is, softcap_of
 from hopper_attention.reference.core import Softmax, attend_sequence, keys_seen
 from hopper_attention.reference.keys import Keys, rotate
 from hopper_attention.reference.mask import Lengths, Mask
@@ -67,13 +67,14 @@ class Call:
             out = new_array(self.q.x, self.out_shape, dtype, 0.0)
         self.out = floats("out", out, len(self.out_shape), (dtype,))
         shape_is("out", self.out, self.out_shape)
-        check_overlap(self.out, {"q": self.q, "k": self.k, "v": self.v, "qv": self.qv})
         shape = (*self.q.shape[:-3], self.q.shape[-2], self.q.shape[-3])
         lse_dtype = "float64" if self.q.dtype == "float64" else "float32"
         if softmax_lse is None:
             softmax_lse = new_array(self.q.x, shape, lse_dtype, -np.inf)
         self.lse = floats("softmax_lse", softmax_lse, len(shape), ("float32", lse_dtype))
         shape_is("softmax_lse", self.lse, shape)
+        written = {"out": self.out, "softmax_lse": self.lse}
+        check_written(written, {"q": self.q, "k": self.k, "v": self.v, "qv": self.qv})
 
     def attend(
         self, b: int, rows: tuple, keys: Keys, length: Lengths, leftpad: int = 0, rotation: tuple | None = None

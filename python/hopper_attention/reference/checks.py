@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
 import sys
@@ -69,6 +70,13 @@ def integer(name: str, value: Any) -> int:
         raise TypeError(f"{name} is {type(value).__name__}; an integer is needed") from None
 
 
+def boolean(name: str, value: Any) -> bool:
+    """A Python bool from True, False, 0, 1 or a numpy bool."""
+    if isinstance(value, (int, np.bool_)):
+        return bool(value)
+    raise TypeError(f"{name}: True or False is needed, found {type(value).__name__}")
+
+
 def number(name: str, value: Any) -> float:
     """A finite Python float."""
     if isinstance(value, (str, bytes)):
@@ -92,11 +100,12 @@ def check_bound(name: str, value: Any) -> None:
         require(integer(name, value) >= 0, name, " is ", value, "; 0 or more is allowed")
 
 
-def check_counts(num_splits: Any, sm_margin: Any) -> None:
-    """num_splits 0..256 and sm_margin >= 0; both are about speed only and have no effect here."""
+def check_steering(num_splits: Any, sm_margin: Any, batch_invariant: Any) -> None:
+    """num_splits 0..256, sm_margin >= 0, a bool: they steer the GPU and have no effect here."""
     splits = integer("num_splits", num_splits)
     require(0 <= splits <= 256, "num_splits is ", splits, "; 0 (the plan chooses) to 256 is allowed")
     require(integer("sm_margin", sm_margin) >= 0, "sm_margin is ", sm_margin, "; 0 or more is allowed")
+    boolean("batch_invariant", batch_invariant)
 
 
 def check_kv(q: View, k: View, v: View, names: tuple[str, str] = ("k", "v")) -> None:
@@ -149,7 +158,7 @@ def mask_of(causal: Any, window_size: Any, attention_chunk: Any, cp_world_size: 
     require(world >= 1, "cp_world_size is ", world, "; 1 or more is allowed")
     require(0 <= rank < world, "cp_rank is ", rank, "; 0 to ", world - 1, " is allowed")
     left, right, chunk = (min(limit, LONGER_THAN_ANY) for limit in (left, right, chunk))
-    return Mask(left, 0 if causal else right, chunk, world, rank)
+    return Mask(left, 0 if boolean("causal", causal) else right, chunk, world, rank)
 
 
 def softcap_of(softcap: Any) -> float:
@@ -159,21 +168,63 @@ def softcap_of(softcap: Any) -> float:
     return value
 
 
-def check_overlap(out: View, inputs: dict[str, View | None]) -> None:
-    """ValueError if `out` shares memory with an input, or with itself through a stride of 0."""
-    sizes = zip(out.memory.shape, out.memory.strides, strict=True)
-    require(
-        all(n < 2 or stride for n, stride in sizes) or out.memory.size == 0,
-        "out has a stride of 0: it must not overlap itself",
-    )
-    for name, view in inputs.items():
-        if view is not None and np.may_share_memory(out.memory, view.memory):
-            require(not overlaps(out.memory, view.memory), "out overlaps ", name, "; it must be memory of its own")
+def check_written(written: dict[str, View], others: dict[str, View | None]) -> None:
+    """ValueError if elements of a `written` array share memory, or if it shares memory with another array."""
+    for name, view in written.items():
+        require(
+            elements_are_distinct(view.memory),
+            name,
+            " has elements that share memory (shape ",
+            view.shape,
+            ", strides ",
+            view.memory.strides,
+            " bytes); every element needs an address of its own",
+        )
+    pairs = [*itertools.combinations(written.items(), 2), *itertools.product(written.items(), others.items())]
+    for (name, view), (other_name, other) in pairs:
+        apart = other is None or not overlaps(view.memory, other.memory)
+        require(apart, name, " overlaps ", other_name, "; it must be memory of its own")
+
+
+def elements_are_distinct(x: np.ndarray) -> bool:
+    """Whether the elements provably have an address each: every stride is larger than all that the smaller ones span,
+    as in every slice, transpose or reshape of a contiguous array.
+    """
+    reach = 0
+    dims = sorted((abs(stride), n) for stride, n in zip(x.strides, x.shape, strict=True) if n > 1)
+    for stride, n in dims if x.size else ():
+        if stride <= reach:
+            return False
+        reach += stride * (n - 1)
+    return True
+
+
+def is_same_view(a: np.ndarray, b: np.ndarray) -> bool:
+    """Whether two arrays of one shape are the same elements at the same addresses."""
+    strides = zip(a.shape, a.strides, b.strides, strict=True)
+    return address(a) == address(b) and all(n <= 1 or one == other for n, one, other in strides)
+
+
+def are_same_pages(k: np.ndarray, v: np.ndarray) -> bool:
+    """Whether two arrays of pages are the same pages, of which V counts from another one on than K: ids in a page table
+    then pick other pages for K than for V, so that the two may share memory.
+    """
+    if k.strides != v.strides or k.shape[1:] != v.shape[1:] or k.size == 0:
+        return False
+    step = k.strides[0]
+    of_page = sum((n - 1) * stride for n, stride in zip(k.shape[1:], k.strides[1:], strict=True)) + k.itemsize
+    between = address(v) - address(k)
+    return of_page <= step and between != 0 and between % step == 0
+
+
+def address(x: np.ndarray) -> int:
+    """Of the first element."""
+    return x.__array_interface__["data"][0]
 
 
 def overlaps(a: np.ndarray, b: np.ndarray) -> bool:
-    """Whether two arrays share an element; undecided cases, which need unusual strides, count as no."""
+    """Whether two arrays share an element; undecided cases, which need unusual strides, count as yes, as on the GPU."""
     try:
-        return np.shares_memory(a, b, max_work=100_000)
+        return np.may_share_memory(a, b) and np.shares_memory(a, b, max_work=100_000)
     except np.exceptions.TooHardError:
-        return False
+        return True

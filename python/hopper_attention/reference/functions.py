@@ -16,14 +16,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from hopper_attention.reference.arrays import new_array
 from hopper_attention.reference.call import Call, packed_queries
 from hopper_attention.reference.checks import (
+    boolean,
     check_bound,
-    check_counts,
     check_kv,
+    check_steering,
     floats,
-    integer,
     integers,
     mask_of,
     optional_integers,
@@ -35,6 +34,7 @@ from hopper_attention.reference.merging import flash_attn_combine, merge_states
 from hopper_attention.reference.sequences import (
     cache_keys,
     cache_lengths,
+    check_append,
     clamp,
     cp_totals,
     new_keys,
@@ -47,7 +47,6 @@ __all__ = [
     "flash_attn_func",
     "flash_attn_varlen_func",
     "flash_attn_with_kvcache",
-    "get_scheduler_metadata",
     "merge_states",
 ]
 
@@ -82,7 +81,7 @@ def flash_attn_func(
     With return_attn_probs also LSE (B, Hq, Sq), natural log, float32 (float64 for float64). A row that sees no key
     gives 0 and -inf, with a sink (s_aux (Hq,)) 0 and the sink.
     """
-    check_counts(num_splits, sm_margin)
+    check_steering(num_splits, sm_margin, batch_invariant)
     q, k, v = floats("q", q, 4), floats("k", k, 4), floats("v", v, 4)
     check_kv(q, k, v)
     require(q.shape[0] == k.shape[0], "q has batch ", q.shape[0], " and k ", k.shape[0], "; they must be equal")
@@ -136,7 +135,7 @@ def flash_attn_varlen_func(
     (B, n), k and v are (pages, page_size, Hk, D) and seqused_k is needed. With return_attn_probs also LSE (Hq, Tq).
     Rows outside all sequences are not written (0 and -inf in arrays made here).
     """
-    check_counts(num_splits, sm_margin)
+    check_steering(num_splits, sm_margin, batch_invariant)
     check_bound("max_seqlen_q", max_seqlen_q)
     check_bound("max_seqlen_k", max_seqlen_k)
     paged = page_table is not None
@@ -217,7 +216,7 @@ def flash_attn_with_kvcache(
     start; q is not modified, its rotated values are rounded to its dtype. Returns out like q with Dv; with
     return_softmax_lse also LSE (B, Hq, Sq) or (Hq, T).
     """
-    check_counts(num_splits, sm_margin)
+    check_steering(num_splits, sm_margin, batch_invariant)
     check_bound("max_seqlen_q", max_seqlen_q)
     q = floats("q", q, 4 if cu_seqlens_q is None else 3)
     cache_k, cache_v = floats("k_cache", k_cache, 4), floats("v_cache", v_cache, 4)
@@ -231,7 +230,7 @@ def flash_attn_with_kvcache(
         batch = len(starts_q) - 1
         rows = packed_queries(starts_q, None, q.shape[0])
     keys = cache_keys(cache_k, batch, page_table, cache_batch_idx)
-    used = cache_lengths(cache_seqlens, keys)
+    used = cache_lengths(cache_seqlens, keys, page_table is not None)
     leftpad = optional_integers("cache_leftpad", cache_leftpad, (batch,))
     totals = cp_totals(cp_world_size, cp_tot_seqused_k, batch)
     mask = mask_of(causal, window_size, attention_chunk, cp_world_size, cp_rank)
@@ -243,13 +242,18 @@ def flash_attn_with_kvcache(
     cos, sin = rotary_tables(rotary_cos, rotary_sin, new_k, q.shape[-1])
     starts = optional_integers("rotary_seqlens", rotary_seqlens, (batch,))
     starts = used if starts is None else starts
+    interleaved = boolean("rotary_interleaved", rotary_interleaved)
+    if new_k is not None:
+        check_append(cache_k, cache_v, page_table is not None, k=new_k, v=new_v, q=q, rotary_cos=cos, rotary_sin=sin)
+    if cos is not None:
+        cos, sin = cos.read(), sin.read()
 
     new_lengths = [0] * batch
     for b in range(batch) if new_k is not None else ():
         values_k, values_v = new_k.read(new_rows[b]), new_v.read(new_rows[b])
         new_lengths[b] = len(values_k)
         if cos is not None:
-            values_k = rotate(values_k, starts[b] + np.arange(len(values_k)), cos, sin, rotary_interleaved)
+            values_k = rotate(values_k, starts[b] + np.arange(len(values_k)), cos, sin, interleaved)
         keys[b].write(cache_k, used[b], values_k)
         keys[b].write(cache_v, used[b], values_v)
 
@@ -260,59 +264,7 @@ def flash_attn_with_kvcache(
         length_q = rows[b].stop - rows[b].start
         rotation = None
         if cos is not None:
-            rotation = (starts[b] + np.arange(length_q) * moving, cos, sin, rotary_interleaved)
+            rotation = (starts[b] + np.arange(length_q) * moving, cos, sin, interleaved)
         index = (b, rows[b]) if cu_seqlens_q is None else (rows[b],)
         call.attend(b, index, keys[b], lengths(length_q, length_k, totals and totals[b]), pad, rotation)
     return call.result(return_softmax_lse)
-
-
-def get_scheduler_metadata(
-    batch_size,
-    max_seqlen_q,
-    max_seqlen_k,
-    num_heads_q,
-    num_heads_kv,
-    headdim,
-    cache_seqlens,
-    qkv_dtype=None,
-    headdim_v=None,
-    cu_seqlens_q=None,
-    cu_seqlens_k_new=None,
-    cache_leftpad=None,
-    page_size=None,
-    max_seqlen_k_new=0,
-    causal=False,
-    window_size=(-1, -1),
-    attention_chunk=0,
-    has_softcap=False,
-    num_splits=0,
-    pack_gqa=None,
-    sm_margin=0,
-    *,
-    batch_invariant=False,
-    out=None,
-):
-    """Zeros of the size that the GPU's metadata has, 1 + 4 round_up(batch_size, 4) int32: nothing here needs a schedule.
-
-    cache_seqlens: (B,) int32, or with cu_seqlens_q an int. `out` may have more elements; the others are not written.
-    """
-    check_counts(num_splits, sm_margin)
-    check_bound("max_seqlen_q", max_seqlen_q)
-    check_bound("max_seqlen_k", max_seqlen_k)
-    mask_of(causal, window_size, attention_chunk)
-    batch = integer("batch_size", batch_size)
-    require(batch >= 0, "batch_size is ", batch, "; 0 or more is allowed")
-    starts = optional_integers("cu_seqlens_q", cu_seqlens_q, (batch + 1,))
-    if starts is not None and not hasattr(cache_seqlens, "shape"):
-        integer("cache_seqlens", cache_seqlens)
-        like = cu_seqlens_q
-    else:
-        integers("cache_seqlens", cache_seqlens, (batch,))
-        like = cache_seqlens
-    size = 1 + 4 * (-(-batch // 4) * 4)
-    if out is None:
-        return new_array(like, (size,), "int32", 0)
-    found = len(integers("out", out, (None,)))
-    require(found >= size, "out has ", found, " elements; ", size, " or more are needed")
-    out[:size] = 0
-    return out

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from hopper_attention.reference.arrays import View, new_array, transpose_last_two
-from hopper_attention.reference.checks import check_overlap, floats, shape_is
+from hopper_attention.reference.checks import check_written, floats, is_same_view, shape_is
 from hopper_attention.reference.split import combine_parts
 
 OUT_DTYPES = ("bfloat16", "float16", "float32", "float64")
@@ -32,7 +32,7 @@ def flash_attn_combine(out_partial, lse_partial, out=None, out_dtype=None):
         out = new_array(out_partial, parts.shape[1:], wanted or parts.dtype, 0.0)
     target = floats("out", out, 4, (wanted,) if wanted else OUT_DTYPES)
     shape_is("out", target, parts.shape[1:])
-    check_overlap(target, {"out_partial": parts, "lse_partial": logs})
+    check_written({"out": target}, {"out_partial": parts, "lse_partial": logs})
     lse = new_array(out_partial, (batch, heads, rows), parts.dtype, -np.inf)
     for b in range(batch):
         every = slice(0, splits)
@@ -45,8 +45,8 @@ def flash_attn_combine(out_partial, lse_partial, out=None, out_dtype=None):
 def merge_states(out_a, lse_a, out_b, lse_b, *, out=None, lse=None):
     """Attention over keys A and over keys B -> over both, for disjoint A and B.
 
-    out_a, out_b (B, S, H, D) with LSE (B, H, S), or (T, H, D) with (H, T), natural log, any strides. `out` may alias
-    out_a. If a sink is in use, pass it to one part only. Returns (out, lse); an LSE of -inf or +inf means no keys,
+    out_a, out_b (B, S, H, D) with LSE (B, H, S), or (T, H, D) with (H, T), natural log, any strides. `out` may be
+    out_a and `lse` lse_a; otherwise they overlap no other array. If a sink is in use, pass it to one part only. Returns (out, lse); an LSE of -inf or +inf means no keys,
     both empty give 0 and -inf. Raises ValueError, TypeError; allocates out and lse unless given.
     """
     rank = 4 if getattr(out_a, "ndim", 4) == 4 else 3
@@ -63,7 +63,11 @@ def merge_states(out_a, lse_a, out_b, lse_b, *, out=None, lse=None):
     target, target_lse = floats("out", out, rank, (a.dtype,)), floats("lse", lse, rank - 1, (la.dtype,))
     shape_is("out", target, a.shape)
     shape_is("lse", target_lse, shape)
-    check_overlap(target, {"out_b": b, "lse_a": la, "lse_b": lb})
+    inputs = {"out_a": a, "lse_a": la, "out_b": b, "lse_b": lb}
+    in_place = "out_a" if is_same_view(target.memory, a.memory) else ""
+    lse_in_place = "lse_a" if is_same_view(target_lse.memory, la.memory) else ""
+    check_written({"out": target}, {name: x for name, x in inputs.items() if name != in_place})
+    check_written({"lse": target_lse}, {"out": target} | {n: x for n, x in inputs.items() if n != lse_in_place})
     for index in range(a.shape[0]) if rank == 4 else (...,):
         log_a, log_b = la.read(index).T, lb.read(index).T
         merged, log = combine_parts(np.stack([a.read(index), b.read(index)]), np.stack([log_a, log_b]))

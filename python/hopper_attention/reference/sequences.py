@@ -8,8 +8,18 @@ from typing import Any
 
 import numpy as np
 
+from hopper_attention.reference.arrays import View
 from hopper_attention.reference.call import packed_queries
-from hopper_attention.reference.checks import floats, integer, integers, optional_integers, require, shape_is
+from hopper_attention.reference.checks import (
+    are_same_pages,
+    check_written,
+    floats,
+    integer,
+    integers,
+    optional_integers,
+    require,
+    shape_is,
+)
 from hopper_attention.reference.keys import DenseKeys, PackedKeys, PagedKeys
 
 
@@ -52,9 +62,13 @@ def cache_keys(cache: Any, batch: int, page_table: Any, cache_batch_idx: Any) ->
     return [DenseKeys(int(row), cache.shape[1] if ok else 0) for row, ok in zip(rows, inside, strict=True)]
 
 
-def cache_lengths(cache_seqlens: Any, keys: list) -> list[int]:
-    """Keys in the cache before an append: an int for all, (B,) int32, or None for full caches."""
+def cache_lengths(cache_seqlens: Any, keys: list, paged: bool) -> list[int]:
+    """Keys in the cache before an append: an int for all, (B,) int32, or None for full caches without pages."""
     if cache_seqlens is None:
+        require(
+            not paged,
+            "cache_seqlens: is needed with page_table, since pages do not say how many keys count",
+        )
         return [entry.capacity for entry in keys]
     if hasattr(cache_seqlens, "shape") and len(cache_seqlens.shape) > 0:
         given = integers("cache_seqlens", cache_seqlens, (len(keys),))
@@ -79,7 +93,7 @@ def new_keys(k: Any, v: Any, starts: Any, cache_k: Any, cache_v: Any, batch: int
 
 
 def rotary_tables(cos: Any, sin: Any, new_k: Any, head_dim: int):
-    """cos and sin as float arrays (positions, rotary_dim / 2), or (None, None)."""
+    """Views of cos and sin (positions, rotary_dim / 2), or (None, None)."""
     require((cos is None) == (sin is None), "rotary_cos and rotary_sin must be given together")
     if cos is None:
         return None, None
@@ -90,7 +104,18 @@ def rotary_tables(cos: Any, sin: Any, new_k: Any, head_dim: int):
     require(
         2 * cos.shape[1] <= head_dim, "rotary_cos covers ", 2 * cos.shape[1], " columns; the head dim is ", head_dim
     )
-    return cos.read(), sin.read()
+    return cos, sin
+
+
+def check_append(cache_k: View, cache_v: View, paged: bool, **others: View | None) -> None:
+    """ValueError if the caches share an element, unless they are the same pages counted from another one on, or if any of
+    `others`, which are read while or after the caches are written, shares one with them.
+    """
+    if paged and are_same_pages(cache_k.memory, cache_v.memory):
+        check_written({"k_cache": cache_k}, others)
+        check_written({"v_cache": cache_v}, others)
+    else:
+        check_written({"k_cache": cache_k, "v_cache": cache_v}, others)
 
 
 def cp_totals(world: Any, totals: Any, batch: int) -> list[int] | None:

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from hopper_attention import _core, interface
+from hopper_attention import _core, interface, schedule
 from hopper_attention.arguments import flag
 from hopper_attention.torch_ops import flops, kernels  # noqa: F401  (flops registers the formulas)
 from hopper_attention.torch_ops.calls import (
@@ -188,9 +188,10 @@ def merge_states(*args, **kwargs):
 def get_scheduler_metadata(*args, **kwargs):
     """`hopper_attention.get_scheduler_metadata` through get_scheduler_metadata or get_scheduler_metadata_out."""
     given = given_arguments("get_scheduler_metadata", args, kwargs)
-    lengths, starts = given.get("cache_seqlens"), given.get("cu_seqlens_q")
+    lengths = given.get("cache_seqlens")
     if lengths is not None and not isinstance(lengths, torch.Tensor):
-        device = "cuda" if starts is None else starts.device
+        like = schedule.source(*map(given.get, ("cu_seqlens_q", "cu_seqlens_k_new", "cache_leftpad", "out")))
+        device = schedule.current_device() if like is None else like.device
         given["cache_seqlens"] = torch.full((given["batch_size"],), lengths, dtype=torch.int32, device=device)
     if "out" not in given:
         return _OPERATORS["get_scheduler_metadata"](**given)

@@ -353,11 +353,8 @@ class Stage:
         """What `check_metadata` says of the call, "" if it is right."""
         known = inspect.signature(hopper_attention.check_metadata).parameters
         given = {n: x for n, x in {**self.made.lengths, **self.given}.items() if n in known and n not in "qkv"}
-        new = self.given.get("k")
-        if new is not None and new.dim() == 4:
-            given["seqlen_k_new"] = new.shape[1]
         try:
-            hopper_attention.check_metadata(self.made.q, self.made.k, **given)
+            hopper_attention.check_metadata(self.made.q, self.made.k, k_new=self.given.get("k"), **given)
         except ValueError as error:
             return str(error)
         return ""
