@@ -8,7 +8,6 @@
 namespace hopper_attention {
 
 inline ClusterParams cluster_params(Plan const& plan, KernelPlan const& kernel, int heads_q, int* metadata) {
-  constexpr int kSmsOfPair = 2;  // neighbouring blocks of a grid go to a pair of SMs, which share a way to memory
   // A cluster that takes a tile of so many blocks of keys for each of its thread blocks is done before others could
   // help.
   constexpr int kFewBlocks = 4;
@@ -20,8 +19,8 @@ inline ClusterParams cluster_params(Plan const& plan, KernelPlan const& kernel, 
   p.few_keys = kFewBlocks * kernel.tile.keys * p.size;
   p.at_once = kernel.ctas / (max_of(1, p.size) * p.of_tile);
   p.tiles = static_cast<int>(kernel.most_tiles);
-  int const neighbours = kSmsOfPair * kernel.tile.per_sm;
-  p.spread_bits = p.by_schedule && p.size == 1 && kernel.ctas % neighbours == 0 ? log2_of(neighbours) : 0;
+  // Blocks 2i and 2i + 1 of a grid go to a pair of SMs, which share a way to memory.
+  p.every_other = p.by_schedule && p.size == 1 && kernel.ctas % 2 == 0 && 2 * p.tiles <= kernel.ctas;
   p.ctas_of_tile = FastDivmod(max_of(1, p.size) * p.of_tile);
   p.tiles_of_sequence = FastDivmod(heads_q / plan.packed_heads);
   p.metadata = plan.listed ? metadata : nullptr;

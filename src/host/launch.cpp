@@ -1,4 +1,4 @@
-// Plan -> kernel parameters and tensor maps -> one kernel launch.
+// Plan + arguments -> what each kernel is told, and the launches of a call: up to four.
 #include <cuda_runtime.h>
 
 #include <cmath>

@@ -157,8 +157,10 @@ void leave_clusters_to_schedule(PlanRequest const& request, Plan& plan) {
   plan.cluster_if_alike = size;
   if (size > 1) {
     kernel.ctas = most_ctas_in_clusters(request, kernel.tile, size) / size * size;
-    kernel.partial_slots = 2 * std::int64_t{kernel.ctas};
+  } else if (tiles <= request.available_sms()) {
+    kernel.ctas = std::min(kernel.ctas, request.available_sms());  // none shares its SM with another
   }
+  if (kernel.may_split) { kernel.partial_slots = 2 * std::int64_t{kernel.ctas}; }
   because(plan, "tiles", size > 1 ? concat("each by a cluster of ", size, " blocks") : "each by a block",
           " if the schedule finds no sequence much longer than the others");
 }

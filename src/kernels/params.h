@@ -86,18 +86,16 @@ struct ClusterParams {
   int few_keys = 0;  // of a sequence whose tiles the first of several clusters takes alone
   int at_once = 0;   // tiles that the grid takes in a round
   int tiles = 0;
-  int spread_bits = 0;      // of the index of a CTA that takes a tile: tiles go to every second, fourth, ... CTA first
-  FastDivmod ctas_of_tile;  // size * of_tile
+  bool every_other = false;      // CTA takes a tile
+  FastDivmod ctas_of_tile;       // size * of_tile
   FastDivmod tiles_of_sequence;  // head groups
   int* metadata = nullptr;       // of the schedule, where tiles are drawn
 
   HA_HOST_DEVICE constexpr bool on() const { return size > 0 && !by_schedule; }
   HA_HOST_DEVICE constexpr bool draws() const { return metadata != nullptr; }
   HA_HOST_DEVICE constexpr int first_tile(int cta) const {
-    if (spread_bits == 0) { return ctas_of_tile.quotient(cta); }
-    int const low = cta & ((1 << spread_bits) - 1);
-    int const group = spread_bits == 2 ? low >> 1 | (low & 1) << 1 : low;
-    return group * (at_once >> spread_bits) + (cta >> spread_bits);
+    if (every_other) { return cta % 2 == 0 ? cta / 2 : tiles; }
+    return ctas_of_tile.quotient(cta);
   }
   HA_HOST_DEVICE constexpr int sequence(int tile) const { return tiles_of_sequence.quotient(tile); }
   // Of the workspace, which takes the result of the CTA's cluster; -1: it is the whole tile.

@@ -55,9 +55,9 @@ __device__ __forceinline__ void apply_softcap(Scores& scores, float inner) {
   }
 }
 
-// The keys that each row of a thread sees. Taken once for a tile: in every masked step they were 200 of its 800
-// instructions, in front of its first WGMMA. In two parts: masks that divide have branches and are taken before the
-// tile's first product, the others run under it.
+// The keys that each row of a thread sees. Taken once for a tile: they are 200 instructions, a quarter of a masked
+// step, which would stand in front of its first WGMMA. In two parts: masks that divide have branches and are taken
+// before the tile's first product, the others run under it.
 struct ThreadKeys {
   KeyInterval row[kRowsPerThread];
 
