@@ -126,9 +126,9 @@ def goals_reached(report: dict[str, Any], entry: dict[str, Any]) -> list[bool]:
     ):
         if goal(entry, name) and value is not None:
             found.append(value >= goal(entry, name))
-    us = time_us(entry)
-    if goal(entry, "goal_us") and us is not None:
-        found.append(us <= goal(entry, "goal_us"))
+    for name, value in (("goal_us", time_us(entry)), ("goal_over_us", over_floor(report, entry))):
+        if goal(entry, name) and value is not None:
+            found.append(value <= goal(entry, name))
     return found
 
 

@@ -22,8 +22,9 @@ class Case:
     call: "dense" is flash_attn_func, "varlen" flash_attn_varlen_func, "cache" flash_attn_with_kvcache. lengths: keys of
     each sequence where they differ (varlen: queries as well, unless `queries` tells them); batch and seqlen_k follow
     from them. page_size: 0 is contiguous K and V. Goals, 0 if nothing is said: goal of ours / FA3, goal_best of ours /
-    best known, goal_read of the read rate, goal_us at most so many us. seconds: GPU time for all implementations
-    together. peers: the only ones to run beside ours; () is all.
+    best known, goal_read of the read rate, goal_us at most so many us, goal_over_us at most so many more than K and V
+    take at the read rate. seconds: GPU time for all implementations together. peers: the only ones to run beside ours;
+    () is all.
     """
 
     suite: str
@@ -48,6 +49,7 @@ class Case:
     goal_best: float = 0.0
     goal_read: float = 0.0
     goal_us: float = 0.0
+    goal_over_us: float = 0.0
     seconds: float = 0.4
     peers: tuple[str, ...] = ()
 
@@ -247,6 +249,19 @@ def decode_case(batch: int, keys: int, heads_q: int, heads_k: int, head_dim: int
     return Case("decode", name, batch, queries, keys, heads_q, heads_k, head_dim, call="cache", **given)
 
 
+def memory_goals(case: Case) -> dict[str, float]:
+    """What one query a sequence may take for the K and V that it reads: from 1 GB on a part of the read rate where all
+    lengths are equal, from 100 MB on so many us more than at that rate. The part is less where keys are gathered.
+    """
+    if case.seqlen_q != 1 or case.window != (-1, -1):
+        return {}
+    if case.kv_bytes() >= 1e9:
+        gathered = case.page_size % 8 != 0
+        part = 0.94 if case.head_dim <= 64 else (0.96 if gathered else 0.98)
+        return {"goal_read": part} if case.equal_lengths else {}
+    return {"goal_over_us": 8.0 if case.head_dim <= 64 else 5.0} if case.kv_bytes() >= 100e6 else {}
+
+
 def decode() -> list[Case]:
     """The decode tables of shared/anchors.md and what the issue on decode adds."""
     large = [(1, 8192, 32, 8), (1, 8192, 64, 8), (64, 4096, 32, 8), (256, 1024, 32, 8), (1, 8192, 8, 1)]
@@ -265,16 +280,16 @@ def decode() -> list[Case]:
         decode_case(b, keys, hq, hk, goal_best=1.0, goal_us=limits.get((hq, hk, keys, b), 0.0))
         for hq, hk, keys, b in few
     ]
-    cases += [decode_case(b, 8192, 32, 8, d, page_size=page, goal_read=goal) for b, d, page, goal in STREAMS]
+    cases += [decode_case(b, 8192, 32, 8, d, page_size=page) for b, d, page in STREAMS]
     cases += [decode_case(64, 4096, 32, 8, seqlen_q=queries) for queries in (4, 8)]
     cases += [decode_case(32, keys, 64, 8, 64, window=(127, 0), goal_us=12.0) for keys in (2048, 32768)]
-    return list({case.name: case for case in cases}.values())
+    return [dataclasses.replace(case, **memory_goals(case)) for case in {case.name: case for case in cases}.values()]
 
 
 FEW = ((32, 8, (128, 512)), (8, 1, (128, 512, 1024, 8192, 32768)))
 STREAMS = [
-    *((32, 128, page, 0.98 if page in (16, 64, 256, 0) else 0.96) for page in (1, 4, 16, 64, 256, 0)),
-    *((64, 64, page, 0.94) for page in (16, 0)),
+    *((32, 128, page) for page in (1, 4, 16, 64, 256, 0)),
+    *((64, 64, page) for page in (16, 0)),
 ]
 
 SUITES: dict[str, Callable[[], list[Case]]] = {

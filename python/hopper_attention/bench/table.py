@@ -9,7 +9,13 @@ from typing import Any
 from hopper_attention.bench import record
 from hopper_attention.bench.record import OURS, SHORT, geometric_mean
 
-GOALS = {"goal": "goal x fa3", "goal_best": "goal x best", "goal_read": "goal of read", "goal_us": "goal us"}
+GOALS = {
+    "goal": "goal x fa3",
+    "goal_best": "goal x best",
+    "goal_read": "goal of read",
+    "goal_us": "goal us",
+    "goal_over_us": "goal us over floor",
+}
 
 
 @dataclass

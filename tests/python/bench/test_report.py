@@ -210,6 +210,17 @@ def test_goals_of_the_read_rate():
     assert record.goals_reached(report, made_up.entry(case, ours=at_rate / 0.97)) == [False]
 
 
+def test_goals_of_us_over_the_floor():
+    case = next(c for c in suites.decode() if c.name == "b64 8k, 8/1, d128")
+    report = made_up.report([])
+    floor = case.kv_bytes() / report["ceilings"]["read_gbs"] / 1e3
+    reached, missed = (made_up.entry(case, ours=floor + over) for over in (4.9, 5.1))
+    assert record.goals_reached(report, reached) == [True] and record.goals_reached(report, missed) == [False]
+    report["cases"] = [reached, missed]
+    (found,) = table.tables(report)
+    assert "goal us over floor" in found.columns and "goals reached: 1 of 2" in found.notes
+
+
 def test_rows_of_small_kernels_are_a_table():
     report = made_up.report([])
     report["kernels"] = [{"case": "merge", "us": 1.5, "goal us": "-", "remark": ""}]
