@@ -128,7 +128,7 @@ def test_a_run_writes_its_report(pretended, tmp_path, capsys):
     assert [entry["case"]["seqlen_q"] for entry in report["cases"]] == [512, 1024, 2048, 4096]
     assert report["command"].startswith("python -m hopper_attention.bench --filter 'head_dim == 64 and")
     assert report["machine"]["device"] == "pretended" and report["ceilings"]["read_gbs"] == 1.0
-    assert pretended[0][1] == ["ours", "ours, dense", "ours, no metadata", "ours, batch_invariant", "flash"]
+    assert pretended[0][1][0] == "ours" and pretended[0][1][-1] == "flash"
     assert pretended[0][2] == {"seconds": command.QUICK_SECONDS, "without_ours": False}
     found = capsys.readouterr()
     assert "[4/4] prefill / d64 causal 4k: 100.0 us" in found.err and "d64 causal 4k" in found.out

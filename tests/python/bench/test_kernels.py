@@ -21,7 +21,7 @@ def small(monkeypatch):
     monkeypatch.setattr(inputs, "COLD_BYTES", 1e5)
 
 
-def made_up_times(calls, seconds):
+def made_up_times(calls, seconds, fill=False):
     found = timing.Measured()
     for index, (name, one_each) in enumerate(calls.items()):
         for call in one_each:

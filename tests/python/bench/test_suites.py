@@ -142,3 +142,14 @@ def test_goals_follow_from_the_bytes_of_k_and_v():
     assert cases["b64 8k, 32/8, d64"].goal_read == 0.94
     assert cases["b256 1k, 64/8, d64"].goal_over_us == 8.0 and cases["b64 8k, 8/1, d128"].goal_over_us == 5.0
     assert cases["b32 512-8k, 32/8, d128"].goal_over_us == 5.0
+
+
+def test_what_must_be_as_fast_as_something_else():
+    every = {case.name: [w.of for w in case.within] for case in suites.engine() + suites.decode()}
+    assert every["GQA 32/8, d128, b1 8k, sinks"] == ["ours, no sinks"]
+    assert every["GQA 32/8, d128, b1 8k, fp16"] == ["ours, bf16"]
+    assert every["b64 4k, 32/8, d128, 8 queries"] == ["ours, one query", "ours"]
+    assert all(("ours, dense" in [w.of for w in c.within]) == (c.equal_lengths) for c in suites.varlen())
+    for case in suites.decode() + suites.mixed():
+        assert any(w.name == "ours, batch_invariant" for w in case.within) == (case.batch >= 32), case.name
+    assert all(case.goal_best == 0.95 for case in suites.prefill())
