@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import pathlib
 import re
 import shlex
 import statistics
@@ -189,8 +190,17 @@ def machine() -> dict[str, Any]:
         "cudnn": torch.backends.cudnn.version(),
         "triton": triton_version,
         "hopper_attention": hopper_attention.__version__,
+        "kernel_sources_sha256": kernel_sources(pathlib.Path(hopper_attention.__file__).parent),
         "python": sys.version.split()[0],
     }
+
+
+def kernel_sources(package: pathlib.Path) -> str | None:
+    """Hash of the sources that the kernels of the package were built from, as tools/kernel_sources_hash prints it."""
+    try:
+        return (package / "kernel_sources.sha256").read_text(encoding="utf-8").strip()
+    except OSError:
+        return None
 
 
 def driver() -> str | None:

@@ -40,7 +40,7 @@ def head(report: dict[str, Any]) -> list[str]:
     lines = [
         f"{machine.get('device', 'unknown device')}, {report['date']}",
         ", ".join(f"{name} {machine.get(name)}" for name in names),
-        f"command: {report['command']}",
+        f"kernel sources {(machine.get('kernel_sources_sha256') or 'unknown')[:8]}, command: {report['command']}",
     ]
     if ceilings:
         lines.append(

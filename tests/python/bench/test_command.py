@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 
 import pytest
@@ -145,3 +146,22 @@ def test_a_library_that_cannot_be_loaded_gives_one_line(pretended, capsys):
     assert command.main(["--fa3", "/no/such/fa3.so"]) == 2
     error = capsys.readouterr().err
     assert error.startswith("--fa3 /no/such/fa3.so: ") and pretended == []
+
+
+def test_a_package_names_its_kernel_sources(tmp_path):
+    """The build writes what tools/kernel_sources_hash prints; a package without it has none."""
+    import pathlib
+
+    import hopper_attention
+    from hopper_attention.bench import run
+
+    found = run.kernel_sources(pathlib.Path(hopper_attention.__file__).parent)
+    assert found is not None and len(found) == 64 and run.kernel_sources(tmp_path) is None
+    tool = pathlib.Path(__file__).parents[3] / "tools" / "kernel_sources_hash"
+    if tool.exists():
+        printed = subprocess.run([sys.executable, tool], capture_output=True, text=True, check=True).stdout.strip()
+        assert found == printed
+        file = tmp_path / "hash"
+        for _ in range(2):
+            subprocess.run([sys.executable, tool, file], check=True)
+            assert run.kernel_sources(tmp_path) is None and file.read_text().strip() == printed

@@ -195,6 +195,14 @@ def test_figures(tmp_path):
     assert plots.draw(made_up.report([]), str(tmp_path)) == []
 
 
+def test_every_batch_and_head_ratio_has_a_line_or_a_point():
+    entries = [made_up.entry(case, ours=1.0) for case in suites.decode()]
+    lines = plots.decode_lines(entries)
+    plain = [c for c in suites.decode() if c.page_size == 16 and c.seqlen_q == 1 and not c.lengths and c.window[0] < 0]
+    assert set(lines) == {(case.head_dim, case.heads_q, case.heads_k, case.batch) for case in plain}
+    assert sum(map(len, lines.values())) == len(plain) and min(map(len, lines.values())) == 1
+
+
 def test_decode_goals_and_best_known():
     case = next(c for c in suites.decode() if c.name == "b1 8k, 8/1, d128")
     entry = made_up.entry(case, ours=8.0, fa3=28.4)  # best is FlashInfer's 11.1 where FA3 takes 14.2
