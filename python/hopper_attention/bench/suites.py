@@ -1,4 +1,6 @@
-"""The cases, as data. A suite is a list of `Case`; figures and goals are those of the issues and of shared/anchors.md."""
+"""The cases, as data. A suite is a list of `Case`. What is wanted and what is reached: docs/performance-notes.md, and
+`data` beside this file for the best speeds known.
+"""
 
 from __future__ import annotations
 
@@ -220,7 +222,7 @@ def varlen_case(suite: str, name: str, lengths: tuple[int, ...], heads_q: int, h
 
 
 def engine() -> list[Case]:
-    """What engines run and the issue on prefill sets goals for; all causal."""
+    """Prefill as engines run it; all causal."""
     suite = "engine"
     return [
         Case(suite, "GQA 32/8, d128, b1 8k", 1, 8192, 8192, 32, 8, 128, goal=1.06),
@@ -293,7 +295,7 @@ def memory_goals(case: Case) -> dict[str, float]:
 
 
 def decode() -> list[Case]:
-    """The decode tables of shared/anchors.md and what the issue on decode adds."""
+    """The cases of data/decode_best.json, streams of 1 GB with other pages and head dims, several queries, windows."""
     large = [(1, 8192, 32, 8), (1, 8192, 64, 8), (64, 4096, 32, 8), (256, 1024, 32, 8), (1, 8192, 8, 1)]
     large += [(16, 8192, 8, 1), (64, 4096, 8, 1), (1, 131072, 8, 1)]
     goals = {(1, 8192, 32, 8): 1.25, (1, 8192, 64, 8): 1.25, (256, 1024, 32, 8): 1.03}
