@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from hopper_attention.bench import record
+from hopper_attention.bench import record, suites
 from hopper_attention.bench.record import OURS, geometric_mean
 
 SHORT = (512, 1024)
@@ -127,6 +127,19 @@ def of_host(rows: list[dict[str, Any]]) -> list[Verdict]:
         for row in rows
         if row["implementation"] == OURS and isinstance(row["limit"], float) and isinstance(row["x torch.add"], float)
     ]
+
+
+def with_todays(report: dict[str, Any]) -> dict[str, Any]:
+    """The report with the goals that the suites have now, where it is older than they are."""
+    names = ("goal", "goal_best", "goal_read", "goal_us", "goal_over_us", "within")
+    now = {(case.suite, case.name): case.as_dict() for case in suites.select("all", None)}
+    entries = []
+    for entry in report["cases"]:
+        case = entry["case"]
+        known = now.get((case["suite"], case["name"]), case)
+        todays = {name: known[name] for name in names if name in known}
+        entries.append({**entry, "case": {**case, **todays}})
+    return {**report, "cases": entries}
 
 
 def of_report(report: dict[str, Any]) -> list[Verdict]:

@@ -109,8 +109,7 @@ def summary(report: dict[str, Any], suite: str, entries: list[dict[str, Any]], p
     """Geometric means, worst cases, goals, cases that did not run."""
     lines = []
     for peer in peers:
-        ratios = {entry["case"]["name"]: record.speedup(entry, peer) for entry in entries}
-        lines += mean_line(f"x {peer}", ratios)
+        lines += mean_line(f"x {peer}", ratios(entries, peer))
     for mean in goals.MEANS:
         lines += mean_line(mean.label, mean.ratios(entries), mean.bound) if mean.suite == suite else []
     if suite == "scaling":
@@ -122,9 +121,14 @@ def summary(report: dict[str, Any], suite: str, entries: list[dict[str, Any]], p
     return lines + ([f"{not_ok} of {len(entries)} cases without a figure of ours"] if not_ok else [])
 
 
-def mean_line(label: str, ratios: dict[str, float | None], bound: float = 0.0) -> list[str]:
+def ratios(entries: list[dict[str, Any]], peer: str) -> dict[str, float | None]:
+    """Our speed over a peer's, by the names of the cases."""
+    return {entry["case"]["name"]: record.speedup(entry, peer) for entry in entries}
+
+
+def mean_line(label: str, found: dict[str, float | None], bound: float = 0.0) -> list[str]:
     """One line for the geometric mean, its goal and the least of some ratios; none if there are no ratios."""
-    known = {name: ratio for name, ratio in ratios.items() if ratio is not None}
+    known = {name: ratio for name, ratio in found.items() if ratio is not None}
     mean = geometric_mean(known.values())
     if mean is None:
         return []
@@ -150,10 +154,10 @@ def one_line(entry: dict[str, Any]) -> str:
     if entry["status"] != "ok":
         return f"{name}: {remark(entry)}"
     unit = "GB/s" if record.is_decode(entry) else "TFLOP/s"
-    ratios = [f"x{record.speedup(entry, peer):.2f} {peer}" for peer in record.peers_of([entry])]
+    over = [f"x{record.speedup(entry, peer):.2f} {peer}" for peer in record.peers_of([entry])]
     best = record.over_best(entry)
-    ratios += [f"x{best:.2f} best"] if best else []
-    return f"{name}: {record.time_us(entry):.1f} us, {record.rate(entry):.0f} {unit}  {'  '.join(ratios)}"
+    over += [f"x{best:.2f} best"] if best else []
+    return f"{name}: {record.time_us(entry):.1f} us, {record.rate(entry):.0f} {unit}  {'  '.join(over)}"
 
 
 def plain(table: Table) -> str:
