@@ -172,10 +172,11 @@ def prefill() -> list[Case]:
 
 def varlen() -> list[Case]:
     """The same through flash_attn_varlen_func, beside the dense call: packing must cost nothing. Then what engines pack."""
-    changes = {"suite": "varlen", "call": "varlen", "peers": ("fa3",), "goal_best": 0.0, "within": AS_DENSE}
-    found = [dataclasses.replace(case, **changes) for case in prefill()]
+    beside = {"suite": "varlen", "peers": ("fa3",), "seconds": 0.2}
+    changes = {"call": "varlen", "goal_best": 0.0, "within": AS_DENSE}
+    found = [dataclasses.replace(case, **beside, **changes) for case in prefill()]
     packed = [case for case in engine() if case.call == "varlen" and not case.page_size]
-    return found + [dataclasses.replace(case, suite="varlen", peers=("fa3",)) for case in packed]
+    return found + [dataclasses.replace(case, **beside) for case in packed]
 
 
 def mixed() -> list[Case]:
