@@ -30,4 +30,5 @@ install(FILES ${config_build_dir}/hopper_attentionConfig.cmake ${config_build_di
 
 if(HOPPER_ATTENTION_PYTHON AND DEFINED SKBUILD)
   install(TARGETS _core LIBRARY DESTINATION . COMPONENT python)
+  install(FILES ${kernel_sources_hash} DESTINATION . COMPONENT python)
 endif()

@@ -13,6 +13,13 @@ set_target_properties(_core PROPERTIES
   BUILD_RPATH_USE_ORIGIN ON
   INSTALL_RPATH $ORIGIN)
 
+# Which kernels the package has: reports of the benchmark name them by this hash.
+set(kernel_sources_hash ${package_dir}/kernel_sources.sha256)
+add_custom_target(kernel_sources_hash ALL
+  COMMAND ${Python_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tools/kernel_sources_hash ${kernel_sources_hash}
+  BYPRODUCTS ${kernel_sources_hash}
+  COMMENT "Hash of the kernel sources")
+
 # A build tree holds a whole package, so that PYTHONPATH=<build>/python runs it: the Python files are links to the sources.
 if(NOT DEFINED SKBUILD)
   file(MAKE_DIRECTORY ${package_dir})

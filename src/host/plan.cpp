@@ -127,7 +127,7 @@ std::string Plan::explain() const {
       kernel == KernelFamily::kNone
           ? std::string("plan: nothing to run\n")
           : concat("plan: ", family_name(kernel), " kernel, ", dtype_name(dtype), ", tile ", tile.rows, "x", tile.keys,
-                   ", ", listed ? "up to " : "", tiles, " tiles on ", ctas, " blocks",
+                   ", ", listed ? "up to " : "", counted(tiles, "tile"), " on ", counted(ctas, "block"),
                    kernels.size() > 1 ? concat(", and ", kernels.size() == 2 ? "a decode kernel" : "2 decode kernels")
                                       : "",
                    "\n");

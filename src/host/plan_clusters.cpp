@@ -49,17 +49,24 @@ int forced_cluster(PlanRequest const& request, TileConfig const& tile, bool may_
   return size;
 }
 
-// Blocks are added while most of the SMs are idle and each has keys to read.
-int widest_cluster(PlanRequest const& request, TileConfig const& tile, std::int64_t tiles, std::int64_t blocks) {
+// Why a tile is not shared by twice as many blocks; nullptr: it may be. Blocks are added while most of the SMs are idle
+// and each has keys to read.
+char const* limit_of_cluster(PlanRequest const& request, TileConfig const& tile, int size) {
   int const num_splits = request.problem.num_splits;
+  std::int64_t const tiles = request.tiles_of_few();
   int const possible = request.device.sm_count < kSmsForLargestCluster ? kPortableCluster : kMostCluster;
-  int const most = num_splits == 0 ? possible : std::min(possible, num_splits);
+  if (size >= request.blocks_of_tile(tile)) { return "more blocks would have no keys"; }
+  if (!leaves_most_idle(request, size * tiles)) { return "enough SMs read to be nearly as fast as all"; }
+  if (2 * size > possible) { return "no larger cluster runs on this card"; }
+  if (num_splits != 0 && 2 * size > num_splits) { return "num_splits allows no more"; }
+  if (!shares_columns(tile, 2 * size)) { return "more blocks cannot share the columns of a tile"; }
+  bool const fits = 2 * size * tiles <= most_ctas_in_clusters(request, tile, 2 * size);
+  return fits ? nullptr : "larger clusters would not all run at once";
+}
+
+int widest_cluster(PlanRequest const& request, TileConfig const& tile) {
   int size = 1;
-  while (2 * size <= most && shares_columns(tile, 2 * size) && size < blocks &&
-         leaves_most_idle(request, size * tiles) &&
-         2 * size * tiles <= most_ctas_in_clusters(request, tile, 2 * size)) {
-    size *= 2;
-  }
+  while (limit_of_cluster(request, tile, size) == nullptr) { size *= 2; }
   return size;
 }
 
@@ -81,7 +88,7 @@ TileShare share_of_tile(PlanRequest const& request, TileConfig const& tile, bool
   std::int64_t const tiles = request.tiles_of_few();
   std::int64_t const blocks = request.blocks_of_tile(tile);
   if (!may_share || tiles > request.most_ctas(tile)) { return {}; }
-  int const size = widest_cluster(request, tile, tiles, blocks);
+  int const size = widest_cluster(request, tile);
   std::int64_t const share = ceil_div<std::int64_t>(blocks, size) * request.bytes_of_block(tile);
   if (size < kPortableCluster || !leaves_most_idle(request, size * tiles) || share <= kBytesWorthAnotherCluster) {
     return {size, 1};
@@ -97,6 +104,25 @@ TileShare share_of_tile(PlanRequest const& request, TileConfig const& tile, bool
 bool may_share_tiles(PlanRequest const& request) {
   return request.problem.num_splits != 1 && !request.problem.batch_invariant &&
          request.rows_of_sequence() <= kMostMergeRows;
+}
+
+// What stopped share_of_tile from taking more blocks for a tile.
+std::string reason_for_share(PlanRequest const& request, TileConfig const& tile, TileShare const& share) {
+  if (request.forced.cluster > 0 && !request.problem.batch_invariant) { return "forced"; }
+  if (request.problem.num_splits == 1) { return "as asked"; }
+  if (request.problem.batch_invariant) {
+    return concat("no sequence has more than the ", kFixedSplitKeys, " keys of a split");
+  }
+  if (!may_share_tiles(request)) {
+    return concat("a sequence has more query rows than the ", kMostMergeRows, " that blocks can merge");
+  }
+  if (request.tiles_of_few() > request.most_ctas(tile)) { return "there are more tiles than blocks"; }
+  int const num_splits = request.problem.num_splits;
+  if (share.clusters > 1) {
+    bool const by_splits = num_splits != 0 && kPortableCluster * (share.clusters + 1) > num_splits;
+    return by_splits ? "num_splits allows no more" : "more would not all run at once";
+  }
+  return limit_of_cluster(request, tile, share.size);
 }
 
 }  // namespace
@@ -167,11 +193,14 @@ void leave_clusters_to_schedule(PlanRequest const& request, Plan& plan) {
 
 void plan_clusters(PlanRequest const& request, Plan& plan) {
   take_scheduled_packing(request, plan);
-  KernelPlan& kernel = add_kernel(request, plan, request.decode_use(), false);
+  KernelPlan& kernel = choose_kernel(request, plan, request.decode_use(), false);
   int const most = request.most_ctas(kernel.tile);
-  int const of_tile = share_of_tile(request, kernel.tile, may_share_tiles(request)).clusters;
+  TileShare const share = share_of_tile(request, kernel.tile, may_share_tiles(request));
+  int const of_tile = share.clusters;
   std::int64_t const ctas = kernel.most_tiles * plan.cluster * of_tile;
   kernel.ctas = static_cast<int>(plan.cluster * of_tile > 1 ? ctas : std::min<std::int64_t>(ctas, most));
+  because(plan, "grid", counted(kernel.ctas, "block"), " of ", kernel.threads, " threads for ",
+          plan.listed ? "up to " : "", counted(kernel.most_tiles, "tile"));
   if (of_tile > 1) {
     kernel.may_split = true;
     kernel.partial_rows = static_cast<int>(request.rows_of_sequence());
@@ -182,12 +211,14 @@ void plan_clusters(PlanRequest const& request, Plan& plan) {
   plan.starts_early =
       plan.cluster == 1 || of_tile > 1 || 2 * kernel.ctas <= most_ctas_in_clusters(request, kernel.tile, plan.cluster);
   plan.num_splits = plan.cluster * of_tile;
+  std::string const reason = reason_for_share(request, kernel.tile, share);
   because(plan, "splits",
-          plan.cluster == 1 ? std::string("1: ") + (request.problem.num_splits == 1 ? "as asked" : "one is enough")
+          plan.cluster == 1 ? concat("1: ", reason)
           : of_tile == 1
-              ? concat("each tile by a cluster of ", plan.cluster, " blocks, which merge their parts in shared memory")
+              ? concat("each tile by a cluster of ", plan.cluster,
+                       " blocks, which merge their parts in shared memory: ", reason)
               : concat("each tile by ", of_tile, " clusters of ", plan.cluster,
-                       " blocks, which merge their parts in shared memory, and a kernel those of clusters"));
+                       " blocks, which merge their parts in shared memory, and a kernel those of clusters: ", reason));
   choose_workspace(request.problem, plan);
 }
 

@@ -32,6 +32,20 @@ bool whole_tiles_fill_grid(PlanRequest const& request) {
   return 2 * of_sequence >= ctas && !leave_grid_idle(of_sequence * problem.batch, ctas);
 }
 
+// Of a plan that cuts no tile.
+std::string reason_for_whole_tiles(PlanRequest const& request, Plan const& plan) {
+  if (plan.fixed_splits) {
+    return request.decodes() ? concat("no sequence has more than the ", kFixedSplitKeys, " keys of a split")
+                             : std::string("with batch_invariant, tiles of many queries are never cut");
+  }
+  if (request.problem.num_splits == 1) { return "as asked"; }
+  if (request.decodes() ? whole_tiles_suffice(request) : whole_tiles_fill_grid(request)) {
+    return request.decodes() ? "there are more tiles than blocks, and none of them can be long"
+                             : "whole tiles keep the blocks busy, and cutting some pays for no keys";
+  }
+  return "there are more pieces than can be counted";
+}
+
 void choose_splits(PlanRequest const& request, Plan& plan) {
   Problem const& problem = request.problem;
   bool may_split = false;
@@ -42,7 +56,7 @@ void choose_splits(PlanRequest const& request, Plan& plan) {
   plan.keys_in_l2 = static_cast<int>(request.l2_budget() / ((problem.head_dim + problem.head_dim_v) * kElementBytes));
   plan.num_splits = may_split ? (plan.fixed_splits || bound == 0 ? plan.kernels.back().ctas : bound) : 1;
   because(plan, "splits",
-          !may_split          ? std::string("1: ") + (problem.num_splits == 1 ? "as asked" : "one is enough")
+          !may_split          ? concat("1: ", reason_for_whole_tiles(request, plan))
           : plan.fixed_splits ? concat("every ", kFixedSplitKeys, " keys, for sequences with few queries")
           : bound == 0 ? std::string("every block gets the same number of key blocks")
                        : concat("every block gets the same number of key blocks, a tile at most ", bound, " parts"));
@@ -95,7 +109,7 @@ void take_scheduled_packing(PlanRequest const& request, Plan& plan) {
                                  : concat(plan.packed_heads, " heads of q for each of k share a tile"));
 }
 
-KernelPlan& add_kernel(PlanRequest const& request, Plan& plan, TileUse use, bool may_split) {
+KernelPlan& choose_kernel(PlanRequest const& request, Plan& plan, TileUse use, bool may_split) {
   Problem const& problem = request.problem;
   bool const decode = use == TileUse::kDecode || use == TileUse::kFewRows;
   KernelFamily const family = decode ? KernelFamily::kDecode : KernelFamily::kPrefill;
@@ -132,9 +146,15 @@ KernelPlan& add_kernel(PlanRequest const& request, Plan& plan, TileUse use, bool
           : decode                                                 ? "sequences with few queries: "
                                                                    : "the others: ",
           family_name(family), " ", kernel.tile, ": ", forced ? "forced" : row->why);
-  because(plan, "grid", kernel.ctas, " blocks of ", kernel.threads, " threads for up to ", kernel.most_tiles, " tiles");
   plan.tiles += kernel.most_tiles;
   return plan.kernels.emplace_back(kernel);
+}
+
+KernelPlan& add_kernel(PlanRequest const& request, Plan& plan, TileUse use, bool may_split) {
+  KernelPlan& kernel = choose_kernel(request, plan, use, may_split);
+  because(plan, "grid", counted(kernel.ctas, "block"), " of ", kernel.threads, " threads for up to ",
+          counted(kernel.most_tiles, "tile"));
+  return kernel;
 }
 
 namespace {

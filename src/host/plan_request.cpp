@@ -91,6 +91,8 @@ TileRow const& PlanRequest::forced_row(std::initializer_list<TileUse> uses) cons
   return *found;
 }
 
+std::string counted(std::int64_t number, char const* noun) { return concat(number, " ", noun, number == 1 ? "" : "s"); }
+
 std::string megabytes(std::int64_t bytes) {
   std::int64_t const tenths = (bytes * 10 + (1 << 19)) >> 20;
   return concat(tenths / 10, ".", tenths % 10, " MiB");

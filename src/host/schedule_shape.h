@@ -9,7 +9,7 @@
 namespace hopper_attention {
 
 // Keys of a split that does not depend on the batch. With 2,048 batches of 32 and more take up to 1.40 of the time
-// without batch invariance, with 4,096 up to 1.18; one sequence of 8k takes 3.5 and 5.1 times as long (8/1 heads).
+// without batch invariance, with 4,096 up to 1.19; one sequence of 8k takes 3.5 and 5.1 times as long (8/1 heads).
 inline constexpr int kFixedSplitKeys = 4096;
 
 // Key blocks that a thread block takes at least: fewer cost more to merge than to compute.

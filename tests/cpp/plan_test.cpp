@@ -714,6 +714,9 @@ TEST_CASE(
     // A cluster of which half has no keys to read would be a smaller one.
     std::int64_t const blocks = ceil_div(std::max(p.seqlen_k, 1), kernel.tile.keys) + 1;
     CHECK(made.cluster < 2 * blocks);
+    std::string const blocks_of_grid = concat(made.ctas, made.ctas == 1 ? " block" : " blocks");
+    CHECK(explains(made, concat(" on ", blocks_of_grid, "\n")));
+    CHECK(explains(made, concat("  grid       ", blocks_of_grid, " of ")));
     if (made.cluster == 1) {
       CHECK(made.ctas == std::min(tiles, 132 * kernel.tile.per_sm));
       ++alone;
@@ -793,6 +796,32 @@ TEST_CASE("plan: a few long tiles are shared by several clusters, whose results 
   CHECK(one.kernels.front().partial_rows == 8);
   CHECK(one.workspace_bytes >= 14 * 8 * (128 + 1) * 4);
   CHECK(one.starts_early);
+}
+
+TEST_CASE("plan: explain tells why a tile is shared by so many blocks, or by none") {
+  auto const made = [](int batch, int seqlen_k, int num_splits, int heads_q = 8, int heads_k = 1) {
+    Problem p = ragged(1, seqlen_k, 128, batch);
+    p.heads_q = heads_q;
+    p.heads_k = heads_k;
+    p.num_splits = num_splits;
+    return plan(p, card(132));
+  };
+  CHECK(explains(made(1, 32768, 0), "those of clusters: more would not all run at once"));
+  CHECK(explains(made(1, 131072, 40), "those of clusters: num_splits allows no more"));
+  CHECK(explains(made(1, 8192, 0), "shared memory: no larger cluster runs on this card"));
+  CHECK(explains(made(1, 8192, 3), "shared memory: num_splits allows no more"));
+  CHECK(explains(made(16, 1024, 0), "shared memory: enough SMs read to be nearly as fast as all"));
+  CHECK(explains(made(1, 100, 0), "1: more blocks would have no keys"));
+  CHECK(explains(made(1, 8192, 1), "1: as asked"));
+  CHECK(explains(made(64, 4096, 0, 32, 8), "1: there are more tiles than blocks"));
+  CHECK(explains(made(8, 1024, 0, 128, 2), "1: a sequence has more query rows than the 32 that blocks can merge"));
+  Problem whole = ragged(512, 16384, 128, 16);
+  whole.num_splits = 0;
+  CHECK(explains(plan(whole, card(132)), "1: whole tiles keep the blocks busy"));
+  Problem one_split = ragged(1, 4096, 128, 4);
+  one_split.batch_invariant = true;
+  one_split.num_splits = 0;
+  CHECK(explains(plan(one_split, card(132)), "1: no sequence has more than the 4096 keys of a split"));
 }
 
 TEST_CASE("plan: with batch invariance, metadata serve packed queries that all count, on one rank") {

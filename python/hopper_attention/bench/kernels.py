@@ -223,11 +223,13 @@ APPEND_GOAL = 4.0
 def append(
     implementations: Sequence[Any], seconds: float, device: str, measure: Measure, case: Case = APPEND_CASE
 ) -> list[dict[str, Any]]:
-    """One decode step with and without appending its key, rotated; and how many kernels each launches."""
+    """One decode step with and without appending its key, rotated; and how many kernels each launches. The step is the
+    call of the decode table, on tensors made in the same way, and is timed in turn with the others.
+    """
     import torch
 
     import hopper_attention
-    from hopper_attention.bench import inputs
+    from hopper_attention.bench import inputs, peers
 
     sets = inputs.make(case, device)
     positions = torch.arange(case.seqlen_k + 1, device=device)[:, None]
@@ -237,48 +239,41 @@ def append(
     shape = (case.batch, 1, case.heads_k, case.head_dim)
     k_new, v_new = (torch.randn(shape, generator=generator, device=device).to(sets[0].q.dtype) for _ in range(2))
     before = sets[0].used_k - 1
-    schedule = step_metadata(case, sets[0])
-    plain, full = [], []
+    ours = peers.Ours()
+    schedule, _ = ours.metadata(case, sets[0])
+    plain, without_lse, full = ours.prepare(case, sets).calls, [], []
     for one in sets:
-        out = torch.empty_like(one.q)
+        out, lse = peers.results_for(case, one)
         fixed = {"page_table": one.page_table, "causal": True, "out": out, "scheduler_metadata": schedule}
 
-        def step(one: Any = one, fixed: dict = fixed) -> Any:
+        def step_without_lse(one: Any = one, fixed: dict = fixed) -> Any:
             return hopper_attention.flash_attn_with_kvcache(one.q, one.k, one.v, cache_seqlens=one.used_k, **fixed)
 
-        def step_with_append(one: Any = one, fixed: dict = fixed) -> Any:
+        def step_with_append(one: Any = one, fixed: dict = fixed, lse: Any = lse) -> Any:
             return hopper_attention.flash_attn_with_kvcache(
                 *(one.q, one.k, one.v, k_new, v_new),
                 rotary_cos=cos,
                 rotary_sin=sin,
                 cache_seqlens=before,
+                softmax_lse=lse,
                 **fixed,
             )
 
-        plain.append(step)
+        without_lse.append(step_without_lse)
         full.append(step_with_append)
     check_append(case, sets[0], full[0](), cos, sin)
     plain[0]()
-    times = medians(measure({"step": plain, "append": full}, seconds))
+    without_lse[0]()
+    times = medians(measure({"step": plain, "without LSE": without_lse, "append": full}, seconds))
     added = times["append"] - times["step"]
     remark = f"{launches(plain[0], device)} launches without, {launches(full[0], device)} with append"
+    read = case.kv_bytes()
     return [
-        row(f"step, {case.name}", times["step"]),
-        row("the same with append and rotary", times["append"], remark=remark),
+        row(f"step, {case.name}", times["step"], read),
+        row("the same without LSE", times["without LSE"], read),
+        row("the same with append and rotary", times["append"], read, remark=remark),
         row("append and rotary add", added, **{"goal us": APPEND_GOAL}),
     ]
-
-
-def step_metadata(case: Case, one: Any) -> Any:
-    """The schedule of the step, None where there is none."""
-    import hopper_attention
-
-    shape = (case.batch, case.seqlen_q, case.seqlen_k, case.heads_q, case.heads_k, case.head_dim)
-    options = {"qkv_dtype": one.q.dtype, "page_size": case.page_size or None, "causal": case.causal}
-    try:
-        return hopper_attention.get_scheduler_metadata(*shape, one.used_k, **options)
-    except NotImplementedError:
-        return None
 
 
 def check_append(case: Case, one: Any, out: Any, cos: Any, sin: Any) -> None:

@@ -14,11 +14,15 @@ PEERS = ("cudnn", "flash", "triton", "fa3")
 
 @dataclass
 class Prepared:
-    """One call for each input set, and how its return value becomes (out in the layout of q, lse or None)."""
+    """One call for each input set, and how its return value becomes (out in the layout of q, lse or None). A call returns
+    tensors that it wrote. case and sets: what is computed, where that is not what `prepare` was given.
+    """
 
     calls: list[Callable[[], Any]]
     result: Callable[[Any], tuple[Any, Any]]
     note: str = ""
+    case: Case | None = None
+    sets: list[Any] | None = None
 
 
 class Implementation:
@@ -186,6 +190,49 @@ class OursDense(Ours):
         return Prepared(calls, lambda pair: (pair[0].flatten(0, 1), pair[1].transpose(0, 1).flatten(1)))
 
 
+class OursBeside(Ours):
+    """Ours on a case with one thing changed, timed in turn with the case, so that the card's drift does not enter."""
+
+    def __init__(self, name: str, change: Callable[[Case, Any], tuple[Case, Any]]) -> None:
+        self.name, self.change = name, change
+
+    def refusal(self, case: Case) -> str:
+        return "" if any(within.of == self.name for within in case.within) else "for cases that are compared with it"
+
+    def prepare(self, case: Case, sets: list[Any]) -> Prepared:
+        changed = [self.change(case, inputs) for inputs in sets]
+        new_case, new_sets = changed[0][0], [inputs for _, inputs in changed]
+        found = super().prepare(new_case, new_sets)
+        found.case, found.sets = new_case, new_sets
+        return found
+
+
+def without_sinks(case: Case, inputs: Any) -> tuple[Case, Any]:
+    import dataclasses
+
+    return dataclasses.replace(case, sinks=False), dataclasses.replace(inputs, sinks=None)
+
+
+def as_bf16(case: Case, inputs: Any) -> tuple[Case, Any]:
+    import dataclasses
+
+    import torch
+
+    q, k, v = (x.to(torch.bfloat16) for x in (inputs.q, inputs.k, inputs.v))
+    return dataclasses.replace(case, dtype="bf16"), dataclasses.replace(inputs, q=q, k=k, v=v)
+
+
+def last_query(case: Case, inputs: Any) -> tuple[Case, Any]:
+    """For calls whose q is (B, Sq, Hq, D)."""
+    import dataclasses
+
+    import torch
+
+    cu_q = torch.arange(case.batch + 1, dtype=torch.int32, device=inputs.q.device)
+    q = inputs.q[:, -1:].contiguous()
+    return dataclasses.replace(case, seqlen_q=1), dataclasses.replace(inputs, q=q, cu_q=cu_q)
+
+
 class Sdpa(Implementation):
     """torch.nn.functional.scaled_dot_product_attention with one backend."""
 
@@ -246,9 +293,12 @@ class Triton(Implementation):
 
 
 class Fa3(Implementation):
-    """The FA3 library; dense batches as varlen, metadata made before for paged calls, as engines do."""
+    """The FA3 library; dense batches as varlen. As engines do, metadata is made before for pages and for decode steps,
+    and it may split keys there and up to SPLITTING_UP_TO queries.
+    """
 
     name = "fa3"
+    metadata_always = False
 
     def __init__(self, path: str, convention_path: str | None = None) -> None:
         self.library = fa3.convention(convention_path)
@@ -266,9 +316,9 @@ class Fa3(Implementation):
             "window": (case.window[0], 0 if case.causal else case.window[1]) if masked else (-1, -1),
             "softcap": case.softcap,
         }
-        splits = 0 if few else 1
+        splits = 0 if few and not self.metadata_always else 1
         metadata = None
-        if case.page_size:
+        if case.page_size or case.is_decode or self.metadata_always:
             metadata = self.library.scheduler_metadata(
                 batch=case.batch,
                 max_seqlen_q=longest_q,
@@ -280,7 +330,7 @@ class Fa3(Implementation):
                 dtype=sets[0].q.dtype,
                 seqused_k=sets[0].used_k,
                 cu_seqlens_q=sets[0].cu_q,
-                page_size=case.page_size,
+                page_size=case.page_size or None,
                 num_splits=splits,
                 **mask,
             )
@@ -304,6 +354,20 @@ class Fa3(Implementation):
         return lambda: self.library.forward(q, k, v, **options)
 
 
+class Fa3WithMetadata(Fa3):
+    """The varlen call with metadata made before and without splits, as ours is called."""
+
+    name = "fa3, metadata"
+    metadata_always = True
+
+    def __init__(self, plain: Fa3) -> None:
+        self.library = plain.library
+
+    def refusal(self, case: Case) -> str:
+        usable = case.call == "varlen" and not case.page_size
+        return "" if usable else "for varlen cases; with pages fa3 has metadata"
+
+
 def as_given(case: Case, out: Any, lse: Any) -> tuple[Any, Any]:
     """FA3's out (T, H, Dv) and lse (H, T) in the layouts of the case."""
     if case.call == "varlen":
@@ -314,10 +378,16 @@ def as_given(case: Case, out: Any, lse: Any) -> tuple[Any, Any]:
 def implementations(names: list[str], fa3_path: str | None, fa3_py: str | None) -> list[Implementation]:
     """Ours and the named peers. FA3 is left out if no library is given. Raises OSError if it cannot be loaded."""
     found: list[Implementation] = [Ours(), OursDense(), OursWithoutMetadata(), OursBatchInvariant()]
+    found += [
+        OursBeside("ours, no sinks", without_sinks),
+        OursBeside("ours, bf16", as_bf16),
+        OursBeside("ours, one query", last_query),
+    ]
+    fa3_library = [Fa3(fa3_path, fa3_py)] if "fa3" in names and fa3_path else []
     makers: dict[str, Callable[[], Implementation]] = {
         "cudnn": lambda: Sdpa("cudnn", "CUDNN_ATTENTION"),
         "flash": lambda: Sdpa("flash", "FLASH_ATTENTION"),
         "triton": Triton,
-        "fa3": lambda: Fa3(str(fa3_path), fa3_py),
     }
-    return found + [makers[name]() for name in PEERS if name in names and (name != "fa3" or fa3_path)]
+    found += [make() for name, make in makers.items() if name in names]
+    return [*found, *fa3_library, *(Fa3WithMetadata(plain) for plain in fa3_library)]

@@ -74,27 +74,23 @@ def prefill(report: dict[str, Any], entries: list[dict[str, Any]], path: str) ->
 
 
 def decode(report: dict[str, Any], entries: list[dict[str, Any]], path: str) -> None:
-    """GB/s of K and V over context: a line for each batch and head ratio, FA3's dashed; plain one-query cases."""
+    """GB/s of K and V over context: a line for each batch and head ratio, a point where there is one context, FA3's
+    dashed and hollow; plain one-query cases.
+    """
     from matplotlib import pyplot
 
     figure, axis = pyplot.subplots(figsize=(11, 6))
-    lines: dict[tuple[int, int, int, int], list[dict[str, Any]]] = {}
-    for entry in entries:
-        case = entry["case"]
-        plain = case["page_size"] == 16 and case["seqlen_q"] == 1 and not case["lengths"]
-        if plain and tuple(case["window"]) == (-1, -1):
-            shape = (case["head_dim"], case["heads_q"], case["heads_k"], case["batch"])
-            lines.setdefault(shape, []).append(entry)
-    lines = {shape: chosen for shape, chosen in sorted(lines.items()) if len(chosen) > 1}
+    lines = decode_lines(entries)
     for number, (shape, chosen) in enumerate(lines.items()):
-        color = pyplot.get_cmap("tab10")(number % 10)
+        color = pyplot.get_cmap("tab20")(number % 20)
         label = f"{shape[1]}/{shape[2]} heads, d{shape[0]}, batch {shape[3]}"
-        for name, style in ((OURS, "-"), ("fa3", "--")):
+        for name, style, face in ((OURS, "-", color), ("fa3", "--", "none")):
             points = [(e["case"]["seqlen_k"], record.rate(e, name)) for e in chosen if record.rate(e, name)]
             if points:
                 text = label if name == OURS else None
-                axis.plot(*zip(*sorted(points), strict=True), style, marker="o", label=text, color=color)
-    axis.plot([], [], "--", color="black", label="FA3, same color")
+                drawn = {"marker": "o", "markerfacecolor": face, "label": text, "color": color}
+                axis.plot(*zip(*sorted(points), strict=True), style, **drawn)
+    axis.plot([], [], "--", marker="o", markerfacecolor="none", color="black", label="FA3, same color")
     ceiling = report["ceilings"].get("read_gbs")
     if ceiling:
         axis.axhline(ceiling, color="gray", linestyle=":", label="read rate of this run")
@@ -105,6 +101,18 @@ def decode(report: dict[str, Any], entries: list[dict[str, Any]], path: str) -> 
     figure.tight_layout()
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
+
+
+def decode_lines(entries: list[dict[str, Any]]) -> dict[tuple[int, int, int, int], list[dict[str, Any]]]:
+    """Plain one-query cases in pages of 16 by (head dim, heads of q, of k, batch), sorted."""
+    lines: dict[tuple[int, int, int, int], list[dict[str, Any]]] = {}
+    for entry in entries:
+        case = entry["case"]
+        plain = case["page_size"] == 16 and case["seqlen_q"] == 1 and not case["lengths"]
+        if plain and tuple(case["window"]) == (-1, -1):
+            shape = (case["head_dim"], case["heads_q"], case["heads_k"], case["batch"])
+            lines.setdefault(shape, []).append(entry)
+    return dict(sorted(lines.items()))
 
 
 def lengths_axis(axis: Any, lengths: set[int]) -> None:

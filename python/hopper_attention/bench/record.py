@@ -18,7 +18,6 @@ from typing import Any
 
 SCHEMA = 1
 OURS = "ours"
-SHORT = (512, 1024)
 BEST_DATA = pathlib.Path(__file__).parent / "data" / "prefill_best.json"
 DECODE_BEST_DATA = BEST_DATA.with_name("decode_best.json")
 
@@ -114,22 +113,6 @@ def over_best(entry: dict[str, Any]) -> float | None:
 def goal(entry: dict[str, Any], name: str = "goal") -> float:
     """A goal of a case; 0 if nothing is said, or the report is older than the goal."""
     return entry["case"].get(name, 0.0)
-
-
-def goals_reached(report: dict[str, Any], entry: dict[str, Any]) -> list[bool]:
-    """For each goal of a case that can be judged, whether it is reached."""
-    found = []
-    for name, value in (
-        ("goal", speedup(entry, "fa3")),
-        ("goal_best", over_best(entry)),
-        ("goal_read", fraction(report, entry)),
-    ):
-        if goal(entry, name) and value is not None:
-            found.append(value >= goal(entry, name))
-    us = time_us(entry)
-    if goal(entry, "goal_us") and us is not None:
-        found.append(us <= goal(entry, "goal_us"))
-    return found
 
 
 def geometric_mean(values: Iterable[float]) -> float | None:

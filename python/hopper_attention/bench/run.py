@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import datetime
+import pathlib
 import re
 import shlex
 import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hopper_attention.bench import record, timing
-from hopper_attention.bench.peers import Implementation
+from hopper_attention.bench.peers import Implementation, Prepared
 from hopper_attention.bench.suites import Case
 
-Measure = Callable[[Mapping[str, list[Callable[[], Any]]], float], "timing.Measured"]
+if TYPE_CHECKING:
+    from hopper_attention.bench import check
+
+Measure = Callable[[Mapping[str, list[Callable[[], Any]]], float, bool], "timing.Measured"]
 
 
 class DeviceLost(RuntimeError):
@@ -49,57 +53,94 @@ def run_case(
         "left_out": {},
     }
     with torch.inference_mode():
-        sets = inputs.make(case, device)
-        calls = {}
-        for implementation in implementations:
-            name = implementation.name
-            if case.peers and not name.startswith(record.OURS) and name not in case.peers:
-                continue
-            one_each = try_one(case, implementation, sets, entry)
-            if one_each is not None:
-                calls[name] = one_each
-            elif name == record.OURS and not without_ours:
-                break
-        if entry["status"] == "ok" or without_ours:
-            measured = measure(calls, case.seconds if seconds is None else seconds)
-            for name, samples in measured.samples.items():
-                median = statistics.median(samples)
-                result = entry["results"][name]
-                result.update(us=median, spread=timing.spread(samples), samples=samples)
-            for name, error in measured.failures.items():
-                give_up(entry, name, error)
-    del sets, calls
+        compare(case, implementations, inputs.make(case, device), entry, seconds, without_ours, measure)
     if device != "cpu":
-        torch.cuda.empty_cache()
+        torch.cuda.empty_cache()  # here nothing holds the tensors of the case any more
     return entry
 
 
-def try_one(
-    case: Case, implementation: Implementation, sets: list[Any], entry: dict[str, Any]
-) -> list[Callable[[], Any]] | None:
-    """Makes one call and judges it. Its calls, or None with the reason in the entry if they are not to be timed."""
-    from hopper_attention.bench import check
+def compare(
+    case: Case,
+    implementations: list[Implementation],
+    sets: list[Any],
+    entry: dict[str, Any],
+    seconds: float | None,
+    without_ours: bool,
+    measure: Measure,
+) -> None:
+    """Fills the entry of a case: who is right is timed, and judged once more by what its replays wrote."""
+    prepared: dict[str, Prepared] = {}
+    for implementation in implementations:
+        name = implementation.name
+        if case.peers and not name.startswith(record.OURS) and name.split(",")[0] not in case.peers:
+            continue
+        one = try_one(case, implementation, sets, entry)
+        if one is not None:
+            prepared[name] = one
+        elif name == record.OURS and not without_ours:
+            break
+    if entry["status"] != "ok" and not without_ours:
+        return
+    calls = {name: one.calls for name, one in prepared.items()}
+    measured = measure(calls, case.seconds if seconds is None else seconds, case.fill)
+    for name, samples in measured.samples.items():
+        entry["results"][name].update(us=statistics.median(samples), spread=timing.spread(samples), samples=samples)
+        if name in measured.last:
+            judge_replays(name, prepared[name], measured.last[name], case, sets, entry)
+    for name, error in measured.failures.items():
+        give_up(entry, name, error)
 
-    name, ours = implementation.name, implementation.name.startswith(record.OURS)
+
+def try_one(case: Case, implementation: Implementation, sets: list[Any], entry: dict[str, Any]) -> Prepared | None:
+    """Makes the call on the first set and judges it. None, with the reason in the entry, if it is not to be timed."""
+    name = implementation.name
     refusal = implementation.refusal(case)
     if refusal:
         entry["left_out"][name] = refusal
         return None
     try:
         prepared = implementation.prepare(case, sets)
-        out, lse = prepared.result(prepared.calls[0]())
-        verdict = check.judge(case, sets[0], out, lse, 1.0 if ours else check.PEER_ALLOWANCE)
+        verdict = judge(name, prepared, prepared.calls[0](), case, sets, 0)
     except Exception as error:
         give_up(entry, name, error)
         return None
     facts = {"elementwise": verdict.elementwise, "rms": verdict.rms, "lse": verdict.lse, "message": verdict.message}
     entry["results"][name] = {"check": {"passed": verdict.passed, **facts}, "note": prepared.note}
     if not verdict.passed:
-        entry["left_out"][name] = f"wrong: {verdict.message}"
-        if ours:
-            entry["status"], entry["reason"] = "wrong", verdict.message
+        call_wrong(entry, name, verdict.message)
         return None
-    return prepared.calls
+    return prepared
+
+
+def judge(name: str, prepared: Prepared, returned: Any, case: Case, sets: list[Any], index: int) -> check.Verdict:
+    """Whether what the call on one of the sets returned is right."""
+    from hopper_attention.bench import check
+
+    out, lse = prepared.result(returned)
+    allowance = 1.0 if name.startswith(record.OURS) else check.PEER_ALLOWANCE
+    return check.judge(prepared.case or case, (prepared.sets or sets)[index], out, lse, allowance)
+
+
+def judge_replays(
+    name: str, prepared: Prepared, returned: Any, case: Case, sets: list[Any], entry: dict[str, Any]
+) -> None:
+    """Writes down whether the timed replays wrote the right result for the last set: out and LSE were NaN before."""
+    try:
+        verdict = judge(name, prepared, returned, case, sets, -1)
+    except Exception as error:
+        give_up(entry, name, error)
+        return
+    entry["results"][name]["check"]["replayed"] = verdict.passed
+    if not verdict.passed:
+        entry["results"][name]["check"].update(passed=False, message=f"replayed: {verdict.message}")
+        call_wrong(entry, name, f"replayed: {verdict.message}")
+
+
+def call_wrong(entry: dict[str, Any], name: str, message: str) -> None:
+    """A wrong answer of ours, whatever its options, makes the case wrong; one of a peer leaves it out."""
+    entry["left_out"][name] = f"wrong: {message}"
+    if name.startswith(record.OURS):
+        entry["status"], entry["reason"] = "wrong", message
 
 
 def give_up(entry: dict[str, Any], name: str, error: Exception) -> None:
@@ -149,8 +190,17 @@ def machine() -> dict[str, Any]:
         "cudnn": torch.backends.cudnn.version(),
         "triton": triton_version,
         "hopper_attention": hopper_attention.__version__,
+        "kernel_sources_sha256": kernel_sources(pathlib.Path(hopper_attention.__file__).parent),
         "python": sys.version.split()[0],
     }
+
+
+def kernel_sources(package: pathlib.Path) -> str | None:
+    """Hash of the sources that the kernels of the package were built from, as tools/kernel_sources_hash prints it."""
+    try:
+        return (package / "kernel_sources.sha256").read_text(encoding="utf-8").strip()
+    except OSError:
+        return None
 
 
 def driver() -> str | None:

@@ -1,4 +1,6 @@
-"""The cases, as data. A suite is a list of `Case`; figures and goals are those of the issues and of shared/anchors.md."""
+"""The cases, as data. A suite is a list of `Case`. What is wanted and what is reached: docs/performance-notes.md, and
+`data` beside this file for the best speeds known.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +18,26 @@ CALLS = ("dense", "varlen", "cache")
 
 
 @dataclass(frozen=True)
+class Within:
+    """A goal on two times of one measurement: `name` takes at most `factor` times as long as `of`, and `us` more."""
+
+    name: str
+    of: str
+    factor: float
+    us: float = 0.0
+
+
+@dataclass(frozen=True)
 class Case:
     """One call to measure.
 
     call: "dense" is flash_attn_func, "varlen" flash_attn_varlen_func, "cache" flash_attn_with_kvcache. lengths: keys of
     each sequence where they differ (varlen: queries as well, unless `queries` tells them); batch and seqlen_k follow
     from them. page_size: 0 is contiguous K and V. Goals, 0 if nothing is said: goal of ours / FA3, goal_best of ours /
-    best known, goal_read of the read rate, goal_us at most so many us. seconds: GPU time for all implementations
-    together. peers: the only ones to run beside ours; () is all.
+    best known, goal_read of the read rate, goal_us at most so many us, goal_over_us at most so many more than K and V
+    take at the read rate, within on times of our implementations (see `peers`; those that it names run). seconds: GPU
+    time for all implementations together; fill: all of it is used, which short calls do not need. peers: the only ones to
+    run beside ours; () is all.
     """
 
     suite: str
@@ -48,7 +62,10 @@ class Case:
     goal_best: float = 0.0
     goal_read: float = 0.0
     goal_us: float = 0.0
+    goal_over_us: float = 0.0
+    within: tuple[Within, ...] = ()
     seconds: float = 0.4
+    fill: bool = False
     peers: tuple[str, ...] = ()
 
     @property
@@ -97,6 +114,13 @@ class Case:
         return dataclasses.asdict(self)
 
 
+AS_DENSE = (Within("ours", "ours, dense", 1.02), Within("ours, no metadata", "ours, dense", 1.02, 4.0))
+AS_BF16 = Within("ours", "ours, bf16", 1.02)
+AS_WITHOUT_SINKS = Within("ours", "ours, no sinks", 1.01)
+AS_ONE_QUERY = Within("ours", "ours, one query", 1.05)
+INVARIANT = Within("ours, batch_invariant", "ours", 1.15)  # of batches of 32 and more
+
+
 def limits(window: tuple[int, int], causal: bool) -> tuple[int, int]:
     """(left, right) as the functions read them: causal sets right to 0."""
     return window[0], 0 if causal else window[1]
@@ -139,7 +163,7 @@ def grid_case(suite: str, head_dim: int, causal: bool, seqlen: int, **given: Any
 def prefill() -> list[Case]:
     """The papers' grid: the 36 cases of data/prefill_best.json."""
     return [
-        grid_case("prefill", head_dim, causal, seqlen)
+        grid_case("prefill", head_dim, causal, seqlen, goal_best=0.95)
         for head_dim in (64, 128, 256)
         for causal in (False, True)
         for seqlen in GRID_LENGTHS
@@ -148,9 +172,11 @@ def prefill() -> list[Case]:
 
 def varlen() -> list[Case]:
     """The same through flash_attn_varlen_func, beside the dense call: packing must cost nothing. Then what engines pack."""
-    found = [dataclasses.replace(case, suite="varlen", call="varlen", peers=("fa3",)) for case in prefill()]
+    beside = {"suite": "varlen", "peers": ("fa3",), "seconds": 0.2}
+    changes = {"call": "varlen", "goal_best": 0.0, "within": AS_DENSE}
+    found = [dataclasses.replace(case, **beside, **changes) for case in prefill()]
     packed = [case for case in engine() if case.call == "varlen" and not case.page_size]
-    return found + [dataclasses.replace(case, suite="varlen", peers=("fa3",)) for case in packed]
+    return found + [dataclasses.replace(case, **beside) for case in packed]
 
 
 def mixed() -> list[Case]:
@@ -160,6 +186,7 @@ def mixed() -> list[Case]:
     lengths = (1024,) * prompts + (4096,) * singles
     shape = (prompts + singles, 1024, 4096, 32, 8, 128)
     step = {"call": "varlen", "lengths": lengths, "queries": (1024,) * prompts + (1,) * singles, "goal": 1.15}
+    step["within"] = (INVARIANT,)
     return [
         *(
             Case(*(suite, f"512 on 16k, page {page}, 32/8, d128", 4, 512, 16384, 32, 8, 128), call="varlen",
@@ -191,16 +218,17 @@ def ragged_lengths(batch: int, shortest: int, longest: int, seed: int) -> tuple[
 def varlen_case(suite: str, name: str, lengths: tuple[int, ...], heads_q: int, heads_k: int, **given: Any) -> Case:
     longest = max(lengths)
     shape = (len(lengths), longest, longest, heads_q, heads_k, 128)
+    given.setdefault("within", AS_DENSE if len(set(lengths)) == 1 else ())
     return Case(suite, name, *shape, call="varlen", lengths=lengths, **given)
 
 
 def engine() -> list[Case]:
-    """What engines run and the issue on prefill sets goals for; all causal."""
+    """Prefill as engines run it; all causal."""
     suite = "engine"
     return [
         Case(suite, "GQA 32/8, d128, b1 8k", 1, 8192, 8192, 32, 8, 128, goal=1.06),
-        Case(suite, "GQA 32/8, d128, b1 8k, fp16", 1, 8192, 8192, 32, 8, 128, dtype="fp16"),
-        Case(suite, "GQA 32/8, d128, b1 8k, sinks", 1, 8192, 8192, 32, 8, 128, sinks=True),
+        Case(suite, "GQA 32/8, d128, b1 8k, fp16", 1, 8192, 8192, 32, 8, 128, dtype="fp16", within=(AS_BF16,)),
+        Case(suite, "GQA 32/8, d128, b1 8k, sinks", 1, 8192, 8192, 32, 8, 128, sinks=True, within=(AS_WITHOUT_SINKS,)),
         Case(suite, "GQA 8/1, d128, b1 2k", 1, 2048, 2048, 8, 1, 128, goal=1.18),
         Case(suite, "GQA 8/1, d128, b1 32k", 1, 32768, 32768, 8, 1, 128, goal=1.02),
         Case(suite, "16 heads, d192/128, b2 8k", 2, 8192, 8192, 16, 16, 192, 128, goal=1.03),
@@ -226,10 +254,17 @@ def engine() -> list[Case]:
 
 
 def scaling() -> list[Case]:
-    """Time must grow as the work: d128, 16 heads, causal. 4k alone and with as many tokens as 16k."""
+    """Time must grow as the work: d128, 16 heads, causal, all over equal wall time. 4k alone and with as many tokens as
+    16k.
+    """
     shapes = [(1, 4096), (4, 4096), (1, 16384), (1, 65536), (1, 262144)]
     return [
-        Case("scaling", f"b{b} {count(n)}, 16 heads, d128", b, n, n, 16, 16, 128, seconds=3.0, peers=("fa3",))
+        Case(
+            *("scaling", f"b{b} {count(n)}, 16 heads, d128", b, n, n, 16, 16, 128),
+            seconds=2.6,  # three rounds of 256k, ours and FA3
+            fill=True,
+            peers=("fa3",),
+        )
         for b, n in shapes
     ]
 
@@ -247,8 +282,21 @@ def decode_case(batch: int, keys: int, heads_q: int, heads_k: int, head_dim: int
     return Case("decode", name, batch, queries, keys, heads_q, heads_k, head_dim, call="cache", **given)
 
 
+def memory_goals(case: Case) -> dict[str, float]:
+    """What one query a sequence may take for the K and V that it reads: from 1 GB on a part of the read rate where all
+    lengths are equal, from 100 MB on so many us more than at that rate. The part is less where keys are gathered.
+    """
+    if case.seqlen_q != 1 or case.window != (-1, -1):
+        return {}
+    if case.kv_bytes() >= 1e9:
+        gathered = case.page_size % 8 != 0
+        part = 0.94 if case.head_dim <= 64 else (0.96 if gathered else 0.98)
+        return {"goal_read": part} if case.equal_lengths else {}
+    return {"goal_over_us": 8.0 if case.head_dim <= 64 else 5.0} if case.kv_bytes() >= 100e6 else {}
+
+
 def decode() -> list[Case]:
-    """The decode tables of shared/anchors.md and what the issue on decode adds."""
+    """The cases of data/decode_best.json, streams of 1 GB with other pages and head dims, several queries, windows."""
     large = [(1, 8192, 32, 8), (1, 8192, 64, 8), (64, 4096, 32, 8), (256, 1024, 32, 8), (1, 8192, 8, 1)]
     large += [(16, 8192, 8, 1), (64, 4096, 8, 1), (1, 131072, 8, 1)]
     goals = {(1, 8192, 32, 8): 1.25, (1, 8192, 64, 8): 1.25, (256, 1024, 32, 8): 1.03}
@@ -265,16 +313,17 @@ def decode() -> list[Case]:
         decode_case(b, keys, hq, hk, goal_best=1.0, goal_us=limits.get((hq, hk, keys, b), 0.0))
         for hq, hk, keys, b in few
     ]
-    cases += [decode_case(b, 8192, 32, 8, d, page_size=page, goal_read=goal) for b, d, page, goal in STREAMS]
-    cases += [decode_case(64, 4096, 32, 8, seqlen_q=queries) for queries in (4, 8)]
+    cases += [decode_case(b, 8192, 32, 8, d, page_size=page) for b, d, page in STREAMS]
+    cases += [decode_case(64, 4096, 32, 8, seqlen_q=queries, within=(AS_ONE_QUERY,)) for queries in (4, 8)]
     cases += [decode_case(32, keys, 64, 8, 64, window=(127, 0), goal_us=12.0) for keys in (2048, 32768)]
-    return list({case.name: case for case in cases}.values())
+    invariant = [dataclasses.replace(c, within=(*c.within, INVARIANT)) if c.batch >= 32 else c for c in cases]
+    return [dataclasses.replace(case, **memory_goals(case)) for case in {c.name: c for c in invariant}.values()]
 
 
 FEW = ((32, 8, (128, 512)), (8, 1, (128, 512, 1024, 8192, 32768)))
 STREAMS = [
-    *((32, 128, page, 0.98 if page in (16, 64, 256, 0) else 0.96) for page in (1, 4, 16, 64, 256, 0)),
-    *((64, 64, page, 0.94) for page in (16, 0)),
+    *((32, 128, page) for page in (1, 4, 16, 64, 256, 0)),
+    *((64, 64, page) for page in (16, 0)),
 ]
 
 SUITES: dict[str, Callable[[], list[Case]]] = {

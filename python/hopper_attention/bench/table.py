@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hopper_attention.bench import record
-from hopper_attention.bench.record import OURS, SHORT, geometric_mean
+from hopper_attention.bench import goals, record
+from hopper_attention.bench.record import OURS, geometric_mean
 
-GOALS = {"goal": "goal x fa3", "goal_best": "goal x best", "goal_read": "goal of read", "goal_us": "goal us"}
+GOALS = {
+    "goal": "goal x fa3",
+    "goal_best": "goal x best",
+    "goal_read": "goal of read",
+    "goal_us": "goal us",
+    "goal_over_us": "goal us over floor",
+}
 
 
 @dataclass
@@ -33,7 +40,7 @@ def head(report: dict[str, Any]) -> list[str]:
     lines = [
         f"{machine.get('device', 'unknown device')}, {report['date']}",
         ", ".join(f"{name} {machine.get(name)}" for name in names),
-        f"command: {report['command']}",
+        f"kernel sources {(machine.get('kernel_sources_sha256') or 'unknown')[:8]}, command: {report['command']}",
     ]
     if ceilings:
         lines.append(
@@ -47,17 +54,18 @@ def tables(report: dict[str, Any]) -> list[Table]:
     """All of a report."""
     found = [suite_table(report, suite, entries) for suite, entries in record.by_suite(report).items()]
     kernels = "Small kernels, and what an option costs"
-    found += [rows_table(kernels, report["kernels"])] if report.get("kernels") else []
-    found += [rows_table("Host time of a call, us", report["host"])] if report.get("host") else []
+    small, host = report.get("kernels"), report.get("host")
+    found += [rows_table(kernels, small, goals.lines(goals.of_kernels(small)))] if small else []
+    found += [rows_table("Host time of a call, us", host, goals.lines(goals.of_host(host)))] if host else []
     found += [rows_table("DRAM bytes, predicted and counted", report["traffic"])] if report.get("traffic") else []
     return found
 
 
-def rows_table(title: str, rows: list[dict[str, Any]]) -> Table:
+def rows_table(title: str, rows: list[dict[str, Any]], notes: Sequence[str] = ()) -> Table:
     """Dicts with the same keys, as they are."""
     columns = list(rows[0])
     text = [[number(row[c]) if isinstance(row[c], float) else str(row[c]) for c in columns] for row in rows]
-    return Table(title, columns, text, [])
+    return Table(title, columns, text, list(notes))
 
 
 def suite_table(report: dict[str, Any], suite: str, entries: list[dict[str, Any]]) -> Table:
@@ -65,11 +73,11 @@ def suite_table(report: dict[str, Any], suite: str, entries: list[dict[str, Any]
     peers = record.peers_of(entries)
     decode = record.is_decode(entries[0])
     with_best = any(record.over_best(entry) for entry in entries)
-    goals = {name: title for name, title in GOALS.items() if any(record.goal(entry, name) for entry in entries)}
+    wanted = {name: title for name, title in GOALS.items() if any(record.goal(entry, name) for entry in entries)}
     unit = "GB/s" if decode else "TFLOP/s"
     columns = ["case", "us", unit, "of read" if decode else "of matmul"] + ["us over floor"] * decode
     columns += [f"x {peer}" for peer in peers]
-    columns += ["x best"] * with_best + [*goals.values(), "spread", ""]
+    columns += ["x best"] * with_best + [*wanted.values(), "spread", ""]
     rows = []
     for entry in entries:
         cells = [entry["case"]["name"], number(record.time_us(entry), ".1f"), number(record.rate(entry), ".0f")]
@@ -77,15 +85,9 @@ def suite_table(report: dict[str, Any], suite: str, entries: list[dict[str, Any]
         cells += [number(record.over_floor(report, entry), ".1f")] * decode
         cells += [number(record.speedup(entry, peer)) for peer in peers]
         cells += [number(record.over_best(entry))] * with_best
-        cells += [number(record.goal(entry, name) or None) for name in goals]
+        cells += [number(record.goal(entry, name) or None) for name in wanted]
         rows.append([*cells, spread(entry), remark(entry)])
     return Table(f"{suite}: our speed, and over each peer's", columns, rows, summary(report, suite, entries, peers))
-
-
-def is_short_decode(entry: dict[str, Any]) -> bool:
-    """Whether a case is of the table of short contexts and few heads, which has a goal of its own over its mean."""
-    case = entry["case"]
-    return case["suite"] == "decode" and record.goal(entry, "goal_best") == 1.0
 
 
 def spread(entry: dict[str, Any]) -> str:
@@ -107,33 +109,32 @@ def summary(report: dict[str, Any], suite: str, entries: list[dict[str, Any]], p
     """Geometric means, worst cases, goals, cases that did not run."""
     lines = []
     for peer in peers:
-        ratios = {entry["case"]["name"]: record.speedup(entry, peer) for entry in entries}
-        lines += mean_line(f"x {peer}", ratios)
-    best = {entry["case"]["name"]: record.over_best(entry) for entry in entries}
-    lines += mean_line("x best known", best)
-    short = {e["case"]["name"]: record.over_best(e) for e in entries if e["case"]["seqlen_q"] in SHORT}
-    lines += mean_line("x best known, 512 and 1k", short)
-    few = {e["case"]["name"]: record.over_best(e) for e in entries if is_short_decode(e)}
-    lines += mean_line("x best known, short contexts and few heads", few)
-    reached = [good for entry in entries for good in record.goals_reached(report, entry)]
-    if reached:
-        lines.append(f"goals reached: {sum(reached)} of {len(reached)}")
+        lines += mean_line(f"x {peer}", ratios(entries, peer))
+    for mean in goals.MEANS:
+        lines += mean_line(mean.label, mean.ratios(entries), mean.bound) if mean.suite == suite else []
     if suite == "scaling":
-        lines += scaling_lines(entries)
+        lines += [str(verdict) for verdict in goals.of_scaling(entries)]
+    lines += goals.lines(goals.of_suite(report, suite, entries))
     for peer, reason in left_out(entries).items():
         lines.append(f"{peer} nowhere: {reason}")
     not_ok = sum(entry["status"] != "ok" for entry in entries)
     return lines + ([f"{not_ok} of {len(entries)} cases without a figure of ours"] if not_ok else [])
 
 
-def mean_line(label: str, ratios: dict[str, float | None]) -> list[str]:
-    """One line for the geometric mean and the least of some ratios; none if there are no ratios."""
-    known = {name: ratio for name, ratio in ratios.items() if ratio is not None}
+def ratios(entries: list[dict[str, Any]], peer: str) -> dict[str, float | None]:
+    """Our speed over a peer's, by the names of the cases."""
+    return {entry["case"]["name"]: record.speedup(entry, peer) for entry in entries}
+
+
+def mean_line(label: str, found: dict[str, float | None], bound: float = 0.0) -> list[str]:
+    """One line for the geometric mean, its goal and the least of some ratios; none if there are no ratios."""
+    known = {name: ratio for name, ratio in found.items() if ratio is not None}
     mean = geometric_mean(known.values())
     if mean is None:
         return []
     worst = min(known, key=lambda name: known[name])
-    return [f"{label}: geometric mean {mean:.3f} over {len(known)} cases, least {known[worst]:.3f} ({worst})"]
+    goal = f" (goal {bound:.2f})" if bound else ""
+    return [f"{label}: geometric mean {mean:.3f}{goal} over {len(known)} cases, least {known[worst]:.3f} ({worst})"]
 
 
 def left_out(entries: list[dict[str, Any]]) -> dict[str, str]:
@@ -147,33 +148,16 @@ def left_out(entries: list[dict[str, Any]]) -> dict[str, str]:
     return found
 
 
-def scaling_lines(entries: list[dict[str, Any]]) -> list[str]:
-    """Time for each visible pair, relative to 16k."""
-
-    def per_pair(entry: dict[str, Any]) -> float | None:
-        us = record.time_us(entry)
-        return us / entry["flops"] if us else None
-
-    base = next((per_pair(e) for e in entries if e["case"]["seqlen_q"] == 16384), None)
-    if base is None:
-        return []
-    return [
-        f"time for each visible pair, over 16k: {entry['case']['name']} {found / base:.3f}"
-        for entry in entries
-        if (found := per_pair(entry)) is not None
-    ]
-
-
 def one_line(entry: dict[str, Any]) -> str:
     """A case as soon as it is measured."""
     name = f"{entry['case']['suite']} / {entry['case']['name']}"
     if entry["status"] != "ok":
         return f"{name}: {remark(entry)}"
     unit = "GB/s" if record.is_decode(entry) else "TFLOP/s"
-    ratios = [f"x{record.speedup(entry, peer):.2f} {peer}" for peer in record.peers_of([entry])]
+    over = [f"x{record.speedup(entry, peer):.2f} {peer}" for peer in record.peers_of([entry])]
     best = record.over_best(entry)
-    ratios += [f"x{best:.2f} best"] if best else []
-    return f"{name}: {record.time_us(entry):.1f} us, {record.rate(entry):.0f} {unit}  {'  '.join(ratios)}"
+    over += [f"x{best:.2f} best"] if best else []
+    return f"{name}: {record.time_us(entry):.1f} us, {record.rate(entry):.0f} {unit}  {'  '.join(over)}"
 
 
 def plain(table: Table) -> str:

@@ -9,19 +9,23 @@ from dataclasses import dataclass, field
 from typing import Any
 
 SLICE_US = 2000.0  # one replay: long enough that launching the graph does not count
+LONG_US = 100e3  # one pass: so long that what a first replay costs more does not count
 FEWEST_ROUNDS, MOST_ROUNDS = 3, 40
 
 
 @dataclass
 class Measured:
-    """samples: us per call in each round, for each name; failures: who could not be captured, and why."""
+    """samples: us per call in each round, for each name; failures: who could not be captured, and why; last: what the
+    last call of the replays returned, as the last replay left it.
+    """
 
     samples: dict[str, list[float]] = field(default_factory=dict)
     failures: dict[str, Exception] = field(default_factory=dict)
+    last: dict[str, Any] = field(default_factory=dict)
 
 
 class Replay:
-    """A CUDA graph that makes each of `calls` `repeat` times, in order."""
+    """A CUDA graph that makes each of `calls` `repeat` times, in order. last: what the last one returned."""
 
     def __init__(self, calls: list[Callable[[], Any]], repeat: int = 1) -> None:
         import torch
@@ -32,7 +36,7 @@ class Replay:
         with torch.cuda.graph(self.graph):
             for _ in range(repeat):
                 for call in calls:
-                    call()
+                    self.last = call()
 
     def start(self) -> Callable[[], float]:
         """Queues one replay; the function that is returned gives us per call, after a synchronisation."""
@@ -69,20 +73,34 @@ def rotated(names: list[str], turn: int) -> list[str]:
     return order[start:] + order[:start]
 
 
-def measure(calls: Mapping[str, list[Callable[[], Any]]], seconds: float) -> Measured:
-    """Everyone in turn. The calls have been made once before; the first round does not count."""
+def fill_with_nan(returned: Any) -> None:
+    """All tensors that a call returned, so that what a replay does not write is found."""
     import torch
 
+    for x in returned if isinstance(returned, (tuple, list)) else (returned,):
+        if isinstance(x, torch.Tensor) and x.is_floating_point():
+            x.fill_(torch.nan)
+
+
+def measure(calls: Mapping[str, list[Callable[[], Any]]], seconds: float, fill: bool = False) -> Measured:
+    """Everyone in turn. The calls have been made once before; the first round does not count. fill: slices of short
+    calls grow until MOST_ROUNDS rounds take all of the time.
+    """
+    import torch
+
+    slice_us = max(SLICE_US, seconds * 1e6 / (MOST_ROUNDS * max(1, len(calls)))) if fill else SLICE_US
     found = Measured()
     replays: dict[str, Replay] = {}
     round_us = 0.0
     for name, one_each in calls.items():
         try:
             replay = Replay(one_each)
-            replay.time()
             per_call = replay.time()
-            repeat = repeats_for(per_call * replay.count)
+            if per_call * replay.count < LONG_US:
+                per_call = replay.time()
+            repeat = repeats_for(per_call * replay.count, slice_us)
             replays[name] = Replay(one_each, repeat) if repeat > 1 else replay
+            fill_with_nan(replays[name].last)
         except Exception as error:  # a peer that cannot be captured must not end the run
             found.failures[name] = error
             continue
@@ -95,6 +113,7 @@ def measure(calls: Mapping[str, list[Callable[[], Any]]], seconds: float) -> Mea
     torch.cuda.synchronize()  # once: between rounds the GPU would wait for the next launch, on someone's time
     for name, read in reads:
         found.samples[name].append(read())
+    found.last = {name: replay.last for name, replay in replays.items()}
     return found
 
 

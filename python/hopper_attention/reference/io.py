@@ -56,11 +56,6 @@ class Cost:
     exps: int
     other: int
 
-    @property
-    def intensity(self) -> float:
-        """Operations of the products for each byte."""
-        return self.matmul / self.bytes if self.bytes else 0.0
-
 
 def products(shape: Shape) -> int:
     """Q K^T and P V: two operations for each multiply-add."""

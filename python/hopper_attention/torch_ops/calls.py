@@ -107,11 +107,6 @@ def option(name: str, value: Any, default: int) -> Any:
     return default if value is None else _integer(name, value)
 
 
-def number_of(name: str, value: Any) -> float:
-    """A float argument of an operator."""
-    return value if type(value) is float else number(name, value)
-
-
 def flags_of(
     causal: Any, batch_invariant: Any, return_lse: Any, flag_name: str, pack_gqa: Any, deterministic: Any = False
 ) -> int:

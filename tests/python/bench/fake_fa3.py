@@ -58,4 +58,4 @@ def forward(
 
 
 def scheduler_metadata(*, batch, page_size, **given):
-    return torch.full((4,), page_size, dtype=torch.int32)
+    return torch.full((4,), page_size or 0, dtype=torch.int32)

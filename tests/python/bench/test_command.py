@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 
 import pytest
@@ -128,7 +129,7 @@ def test_a_run_writes_its_report(pretended, tmp_path, capsys):
     assert [entry["case"]["seqlen_q"] for entry in report["cases"]] == [512, 1024, 2048, 4096]
     assert report["command"].startswith("python -m hopper_attention.bench --filter 'head_dim == 64 and")
     assert report["machine"]["device"] == "pretended" and report["ceilings"]["read_gbs"] == 1.0
-    assert pretended[0][1] == ["ours", "ours, dense", "ours, no metadata", "ours, batch_invariant", "flash"]
+    assert pretended[0][1][0] == "ours" and pretended[0][1][-1] == "flash"
     assert pretended[0][2] == {"seconds": command.QUICK_SECONDS, "without_ours": False}
     found = capsys.readouterr()
     assert "[4/4] prefill / d64 causal 4k: 100.0 us" in found.err and "d64 causal 4k" in found.out
@@ -145,3 +146,22 @@ def test_a_library_that_cannot_be_loaded_gives_one_line(pretended, capsys):
     assert command.main(["--fa3", "/no/such/fa3.so"]) == 2
     error = capsys.readouterr().err
     assert error.startswith("--fa3 /no/such/fa3.so: ") and pretended == []
+
+
+def test_a_package_names_its_kernel_sources(tmp_path):
+    """The build writes what tools/kernel_sources_hash prints; a package without it has none."""
+    import pathlib
+
+    import hopper_attention
+    from hopper_attention.bench import run
+
+    found = run.kernel_sources(pathlib.Path(hopper_attention.__file__).parent)
+    assert found is not None and len(found) == 64 and run.kernel_sources(tmp_path) is None
+    tool = pathlib.Path(__file__).parents[3] / "tools" / "kernel_sources_hash"
+    if tool.exists():
+        printed = subprocess.run([sys.executable, tool], capture_output=True, text=True, check=True).stdout.strip()
+        assert found == printed
+        file = tmp_path / "hash"
+        for _ in range(2):
+            subprocess.run([sys.executable, tool, file], check=True)
+            assert run.kernel_sources(tmp_path) is None and file.read_text().strip() == printed

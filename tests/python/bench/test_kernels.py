@@ -21,7 +21,7 @@ def small(monkeypatch):
     monkeypatch.setattr(inputs, "COLD_BYTES", 1e5)
 
 
-def made_up_times(calls, seconds):
+def made_up_times(calls, seconds, fill=False):
     found = timing.Measured()
     for index, (name, one_each) in enumerate(calls.items()):
         for call in one_each:
@@ -39,9 +39,10 @@ def test_a_kernel_beside_a_copy(group):
 
 def test_append_checks_its_result_and_tells_what_it_adds():
     case = decode_case(3, 40, 4, 2, 64)
-    plain, full, added = kernels.append([], 0.1, "cpu", made_up_times, case)
-    assert (plain["us"], full["us"], added["us"]) == (10.0, 20.0, 10.0)
+    plain, without_lse, full, added = kernels.append([], 0.1, "cpu", made_up_times, case)
+    assert (plain["us"], without_lse["us"], full["us"], added["us"]) == (10.0, 20.0, 30.0, 20.0)
     assert added["goal us"] == 4.0 and "launches" in full["remark"]
+    assert plain["GB/s"] == pytest.approx(case.kv_bytes() / 10 / 1e3)
 
 
 def wrong(function, index):

@@ -9,7 +9,11 @@ import sys
 import pytest
 
 from bench import made_up
-from hopper_attention.bench import compare, plots, record, suites, table
+from hopper_attention.bench import compare, goals, plots, record, suites, table
+
+
+def reached(report, entry):
+    return [verdict.reached for verdict in goals.of_case(report, entry)]
 
 
 def grid(expression: str) -> suites.Case:
@@ -104,9 +108,12 @@ def test_goals_and_peers_that_ran_nowhere():
 def test_scaling_is_time_for_each_pair_over_16k():
     entries = [made_up.entry(case, ours=case.flops() * 1e-9) for case in suites.scaling()]
     entries[0]["results"]["ours"]["us"] *= 1.1
+    entries[3]["results"]["ours"]["us"] *= 1.04
+    assert [v.found for v in goals.of_scaling(entries)] == pytest.approx([1.1, 1.0, 1.04, 1.0])
     notes = table.suite_table(made_up.report(entries), "scaling", entries).notes
-    ratios = [float(note.split()[-1]) for note in notes if note.startswith("time for each")]
-    assert ratios == [1.1, 1.0, 1.0, 1.0, 1.0]
+    assert "b1 4k, 16 heads, d128: time for each visible pair, over 16k 1.1 (at most 1.12)" in notes
+    assert "goals reached: 3 of 4" in notes
+    assert "not reached: b1 64k, 16 heads, d128: time for each visible pair, over 16k 1.04 (at most 1.03)" in notes
 
 
 def test_plain_text_keeps_columns_in_line(capsys, monkeypatch):
@@ -188,14 +195,22 @@ def test_figures(tmp_path):
     assert plots.draw(made_up.report([]), str(tmp_path)) == []
 
 
+def test_every_batch_and_head_ratio_has_a_line_or_a_point():
+    entries = [made_up.entry(case, ours=1.0) for case in suites.decode()]
+    lines = plots.decode_lines(entries)
+    plain = [c for c in suites.decode() if c.page_size == 16 and c.seqlen_q == 1 and not c.lengths and c.window[0] < 0]
+    assert set(lines) == {(case.head_dim, case.heads_q, case.heads_k, case.batch) for case in plain}
+    assert sum(map(len, lines.values())) == len(plain) and min(map(len, lines.values())) == 1
+
+
 def test_decode_goals_and_best_known():
     case = next(c for c in suites.decode() if c.name == "b1 8k, 8/1, d128")
     entry = made_up.entry(case, ours=8.0, fa3=28.4)  # best is FlashInfer's 11.1 where FA3 takes 14.2
     assert record.best_known_us(entry) == pytest.approx(22.2) and record.over_best(entry) == pytest.approx(22.2 / 8)
     slow = made_up.entry(case, ours=9.0, fa3=10.0)
     report = made_up.report([entry, slow])
-    assert record.goals_reached(report, entry) == [True, True]
-    assert record.goals_reached(report, slow) == [False, False]
+    assert reached(report, entry) == [True, True]
+    assert reached(report, slow) == [False, False]
     (found,) = table.tables(report)
     assert "goal x best" in found.columns and "goal us" in found.columns
     notes = "\n".join(found.notes)
@@ -206,8 +221,56 @@ def test_goals_of_the_read_rate():
     case = next(c for c in suites.decode() if c.name == "b32 8k, 32/8, d128, contiguous")
     report = made_up.report([])
     at_rate = case.kv_bytes() / report["ceilings"]["read_gbs"] / 1e3
-    assert record.goals_reached(report, made_up.entry(case, ours=at_rate / 0.985)) == [True]
-    assert record.goals_reached(report, made_up.entry(case, ours=at_rate / 0.97)) == [False]
+    assert reached(report, made_up.entry(case, ours=at_rate / 0.985)) == [True]
+    assert reached(report, made_up.entry(case, ours=at_rate / 0.97)) == [False]
+
+
+def test_goals_of_us_over_the_floor():
+    case = next(c for c in suites.decode() if c.name == "b64 8k, 8/1, d128")
+    report = made_up.report([])
+    floor = case.kv_bytes() / report["ceilings"]["read_gbs"] / 1e3
+    report["cases"] = [made_up.entry(case, ours=floor + over) for over in (4.9, 5.1)]
+    assert [reached(report, entry) for entry in report["cases"]] == [[True], [False]]
+    (found,) = table.tables(report)
+    assert "goal us over floor" in found.columns and "goals reached: 1 of 2" in found.notes
+
+
+def test_goals_of_means_need_all_of_their_cases():
+    def judged(entries):
+        return {v.what: v for v in goals.of_suite(made_up.report([]), "prefill", entries) if "mean" in v.what}
+
+    entries = [made_up.entry(case, ours=100.0, fa3=100.0) for case in suites.prefill()]
+    for entry in entries:
+        entry["results"]["fa3"]["us"] = record.over_best(entry) ** -1 * 102.0  # 1.02 of the best everywhere
+    found = judged(entries)
+    assert {what: (v.bound, v.reached) for what, v in found.items()} == {
+        "x best known: geometric mean": (1.0, True),
+        "x best known, 512 and 1k: geometric mean": (1.05, False),
+    }
+    assert judged(entries[:-1]).keys() == {"x best known, 512 and 1k: geometric mean"}
+    assert judged(entries[1:]) == {}
+    notes = table.suite_table(made_up.report(entries), "prefill", entries).notes
+    assert "goals reached: 37 of 38" in notes
+    assert any(note.startswith("x best known, 512 and 1k: geometric mean 1.020 (goal 1.05)") for note in notes)
+
+
+@pytest.mark.parametrize(("dense", "given", "made", "expected"), [(100, 101, 105, [1, 1]), (100, 103, 107, [0, 0])])
+def test_goals_on_two_times_of_one_measurement(dense, given, made, expected):
+    case = next(case for case in suites.varlen() if case.equal_lengths)
+    times = {"ours": float(given), "ours, dense": float(dense), "ours, no metadata": float(made)}
+    assert reached(made_up.report([]), made_up.report([made_up.entry(case, **times)])["cases"][0]) == expected
+
+
+def test_small_kernels_and_host_times_have_goals_too():
+    report = made_up.report([])
+    report["kernels"] = [{"case": "merge", "us": 1.5, "goal us": 1.0, "of copy": 0.9, "goal of copy": 0.85}]
+    report["kernels"] += [{"case": "combine", "us": "-", "goal us": 1.0, "of copy": "-", "goal of copy": 0.85}]
+    limits = {"x torch.add": 1.0, "limit": 1.5}
+    report["host"] = [{"case": "dense", "implementation": who, **limits} for who in ("ours", "fa3")]
+    assert [v.reached for v in goals.of_report(report)] == [False, True, True]
+    small, host = table.tables(report)
+    assert small.notes == ["goals reached: 1 of 2", "not reached: merge: us 1.5 (at most 1)"]
+    assert host.notes == ["goals reached: 1 of 1"]
 
 
 def test_rows_of_small_kernels_are_a_table():

@@ -11,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from hopper_attention.bench import check, inputs, peers, run, suites, timing  # noqa: E402
+from hopper_attention.bench import check, goals, inputs, peers, record, run, suites, timing  # noqa: E402
 from hopper_attention.bench.suites import Case, decode_case, varlen_case  # noqa: E402
 
 FAKE_FA3 = str(pathlib.Path(__file__).parent / "fake_fa3.py")
@@ -53,12 +53,13 @@ def few_sets(monkeypatch):
     monkeypatch.setattr(inputs, "COLD_BYTES", 100e3)
 
 
-def made_up_times(calls, seconds):
-    """Makes every call once more, as a graph would, and says 10 us, 20 us, ..."""
+def made_up_times(calls, seconds, fill=False):
+    """Makes every call once more, over NaN, as the replays of a graph would, and says 10 us, 20 us, ..."""
     found = timing.Measured()
     for index, (name, one_each) in enumerate(calls.items()):
+        timing.fill_with_nan(one_each[-1]())
         for call in one_each:
-            call()
+            found.last[name] = call()
         found.samples[name] = [10.0 * (index + 1)] * 3
     return found
 
@@ -75,7 +76,7 @@ def test_every_kind_of_call_is_made_judged_and_timed(case):
     assert {"ours", "fa3"} <= set(entry["results"])
     for name, result in entry["results"].items():
         assert result["check"]["passed"] and result["us"] > 0 and len(result["samples"]) == 3, name
-        assert result["check"]["lse"] is not None
+        assert result["check"]["lse"] is not None and result["check"]["replayed"]
     assert ("ours, no metadata" in entry["results"]) == (case.call == "varlen")
     assert ("ours, dense" in entry["results"]) == (case is VARLEN)
 
@@ -130,6 +131,73 @@ def test_a_wrong_answer_of_ours_ends_the_case():
     assert "us" not in entry["results"]["ours"]
 
 
+class Stale(peers.Ours):
+    """Right when called for the first time; later calls return without writing."""
+
+    def __init__(self, name, peer_of=None):
+        self.name = name
+
+    def prepare(self, case, sets):
+        prepared = super().prepare(case, sets)
+
+        def once(call):
+            kept = []
+
+            def repeated():
+                if not kept:
+                    kept.append(call())
+                return kept[0]
+
+            return repeated
+
+        prepared.calls = [once(call) for call in prepared.calls]
+        return prepared
+
+
+@pytest.mark.parametrize("case", [DENSE, VARLEN, CASES[-1]], ids=lambda case: case.name)
+def test_what_replays_write_is_judged(case):
+    entry = run_on_cpu(case, extra=[Stale("peer")])
+    assert entry["left_out"]["peer"].startswith("wrong: replayed: ") and record.time_us(entry, "peer") is None
+    assert entry["status"] == "ok" and record.time_us(entry) is not None
+    entry = run.run_case(case, [Stale("ours")], device="cpu", measure=made_up_times)
+    assert entry["status"] == "wrong" and entry["reason"].startswith("replayed: ")
+    assert entry["results"]["ours"]["check"]["replayed"] is False and record.time_us(entry) is None
+
+
+def compared(name, case):
+    return dataclasses.replace(case, within=(suites.Within("ours", name, 1.5),))
+
+
+@pytest.mark.parametrize(
+    ("name", "case"),
+    [
+        ("ours, no sinks", Case("engine", "sinks", 1, 40, 40, 4, 2, 64, sinks=True)),
+        ("ours, bf16", Case("engine", "fp16", 1, 40, 40, 4, 2, 64, dtype="fp16")),
+        ("ours, one query", decode_case(2, 40, 4, 2, seqlen_q=4)),
+    ],
+)
+def test_what_a_case_is_compared_with_is_judged_and_timed_in_turn(name, case):
+    entry = run_on_cpu(compared(name, case))
+    assert entry["results"][name]["check"]["passed"] and entry["results"][name]["check"]["replayed"]
+    (verdict,) = goals.of_case({"ceilings": {}}, entry)
+    assert verdict.found == pytest.approx(10.0 / entry["results"][name]["us"]) and verdict.reached
+    assert name not in run_on_cpu(case)["results"]
+
+
+def test_what_a_case_is_compared_with_computes_its_own_case():
+    """Sinks, the data type and all but the last query are gone."""
+    case = compared("ours, one query", decode_case(2, 40, 4, 2, seqlen_q=4))
+    sets = inputs.make(case, "cpu")
+    changed = next(p for p in peers.implementations([], None, None) if p.name == "ours, one query").prepare(case, sets)
+    out, lse = changed.result(changed.calls[0]())
+    assert out.shape == (2, 1, 4, 128) and lse.shape == (2, 4, 1) and changed.case.seqlen_q == 1
+    assert torch.equal(changed.sets[0].q[:, 0], sets[0].q[:, 3]) and changed.sets[0].cu_q.tolist() == [0, 1, 2]
+    case = Case("engine", "sinks", 1, 40, 40, 4, 2, 64, dtype="fp16", sinks=True)
+    (one,) = inputs.make(case, "cpu")
+    assert peers.without_sinks(case, one)[1].sinks is None and not peers.without_sinks(case, one)[0].sinks
+    assert peers.as_bf16(case, one)[1].k.dtype == torch.bfloat16 and peers.as_bf16(case, one)[0].dtype == "bf16"
+
+
 class Raising(peers.Implementation):
     def __init__(self, name, error):
         self.name, self.error = name, error
@@ -158,7 +226,7 @@ def test_peers_are_measured_without_ours_if_asked():
 
 
 def test_what_cannot_be_captured_is_left_out():
-    def measure(calls, seconds):
+    def measure(calls, seconds, fill):
         found = made_up_times(calls, seconds)
         del found.samples["fa3"]
         found.failures["fa3"] = RuntimeError("not in a graph")
@@ -172,6 +240,8 @@ def test_what_cannot_be_captured_is_left_out():
 def test_a_case_can_name_its_peers():
     entry = run_on_cpu(dataclasses.replace(DENSE, peers=("fa3",)), names=("flash", "fa3"))
     assert "flash" not in entry["results"] and "fa3" in entry["results"]
+    entry = run_on_cpu(dataclasses.replace(VARLEN, peers=("fa3",)))
+    assert {"fa3", "fa3, metadata"} <= set(entry["results"])
 
 
 def test_sdpa_is_called_with_heads_first():
@@ -179,20 +249,24 @@ def test_sdpa_is_called_with_heads_first():
     assert entry["results"]["flash"]["check"]["passed"] and entry["results"]["flash"]["check"]["lse"] is None
 
 
-def fa3_arguments(case):
-    fa3 = peers.Fa3("fa3.so", FAKE_FA3)
+def fa3_arguments(case, name="fa3"):
+    fa3 = next(p for p in peers.implementations(["fa3"], "fa3.so", FAKE_FA3) if p.name == name)
     prepared = fa3.prepare(case, inputs.make(case, "cpu"))
     prepared.calls[0]()
     return fa3.library.SEEN[-1]
 
 
 def test_fa3_gets_its_convention():
-    """Splits up to 512 queries or with pages; metadata with pages; a window in the place of causal."""
+    """Splits up to 512 queries or with pages; metadata with pages and for decode; a window in the place of causal."""
     long = Case("engine", "", 1, 513, 513, 1, 1, 8)
     assert fa3_arguments(long)["num_splits"] == 1 and fa3_arguments(long)["metadata"] is None
     assert fa3_arguments(dataclasses.replace(long, seqlen_q=512, seqlen_k=512))["num_splits"] == 0
     paged = fa3_arguments(dataclasses.replace(long, call="varlen", page_size=16))
     assert paged["num_splits"] == 0 and int(paged["metadata"][0]) == 16
+    contiguous = fa3_arguments(decode_case(2, 40, 4, 2, page_size=0))
+    assert contiguous["num_splits"] == 0 and int(contiguous["metadata"][0]) == 0
+    packed = fa3_arguments(VARLEN, "fa3, metadata")
+    assert packed["num_splits"] == 1 and packed["metadata"] is not None and fa3_arguments(VARLEN)["metadata"] is None
     assert fa3_arguments(long)["causal"] and fa3_arguments(long)["window"] == (-1, -1)
     windowed = fa3_arguments(dataclasses.replace(long, window=(20, 0), sinks=True))
     assert not windowed["causal"] and windowed["window"] == (20, 0)
@@ -201,7 +275,8 @@ def test_fa3_gets_its_convention():
 
 def test_fa3_is_left_out_without_a_library_and_an_error_if_it_cannot_be_loaded():
     names = [found.name for found in peers.implementations(list(peers.PEERS), None, None)]
-    assert names == ["ours", "ours, dense", "ours, no metadata", "ours, batch_invariant", "cudnn", "flash", "triton"]
+    ours = ["", ", dense", ", no metadata", ", batch_invariant", ", no sinks", ", bf16", ", one query"]
+    assert names == [*(f"ours{what}" for what in ours), "cudnn", "flash", "triton"]
     with pytest.raises(OSError, match="missing.so"):
         peers.implementations(["fa3"], "missing.so", FAKE_FA3)
     with pytest.raises(OSError):
@@ -263,13 +338,15 @@ class FakeReplay:
     """Takes 7 us the first time a graph of it is timed, then 5 us for each call of `slow`, 1 us of others."""
 
     started: list[str] = []
+    us_of_slow = 5.0
 
     def __init__(self, calls, repeat=1):
         self.names = [call() for call in calls]
         if "bad" in self.names:
             raise RuntimeError("cannot be captured")
+        self.last = torch.zeros(2)
         self.count = len(calls) * repeat
-        self.us = 5.0 if "slow" in self.names else 1.0
+        self.us = self.us_of_slow if "slow" in self.names else 1.0
 
     def time(self):
         return self.us
@@ -288,6 +365,21 @@ def test_rounds_are_interleaved_and_the_first_does_not_count(monkeypatch):
     rounds = int(0.02e6 / (2000 + 2000))
     assert found.samples == {"slow": [5.0] * rounds, "fast": [1.0] * rounds}
     assert str(found.failures["bad"]) == "cannot be captured"
+    assert all(found.last[name].isnan().all() for name in ("slow", "fast")) and "bad" not in found.last
     pairs = [tuple(FakeReplay.started[i : i + 2]) for i in range(0, len(FakeReplay.started), 2)]
     assert len(pairs) == rounds + 1 and {frozenset(pair) for pair in pairs} == {frozenset(("slow", "fast"))}
     assert {pairs[0], pairs[1]} == {("slow", "fast"), ("fast", "slow")}
+
+
+def test_all_of_the_time_is_used_if_asked(monkeypatch):
+    """Rounds are bounded; slices of short calls grow instead, and long calls take as many rounds as fit."""
+    monkeypatch.setattr(timing, "Replay", FakeReplay)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(FakeReplay, "started", [])
+    seconds = 0.4
+    for us in (5.0, 1000.0):
+        monkeypatch.setattr(FakeReplay, "us_of_slow", us, raising=False)
+        repeats = timing.repeats_for(us, seconds * 1e6 / timing.MOST_ROUNDS)
+        found = timing.measure({"slow": [lambda: "slow"]}, seconds, True)
+        assert len(found.samples["slow"]) * repeats * us == pytest.approx(seconds * 1e6, rel=0.03)
+    assert len(timing.measure({"slow": [lambda: "slow"]}, seconds).samples["slow"]) == timing.MOST_ROUNDS

@@ -126,3 +126,30 @@ def test_a_mixed_step_has_prompts_and_single_queries():
     step = next(case for case in suites.mixed() if case.queries)
     assert step.q_lengths == (1024,) * 2 + (1,) * 62 and step.k_lengths == (1024,) * 2 + (4096,) * 62
     assert step.visible_pairs() == 2 * 1024 * 1025 // 2 + 62 * 4096
+
+
+def test_goals_follow_from_the_bytes_of_k_and_v():
+    cases = {case.name: case for case in suites.decode()}
+    for case in cases.values():
+        plain = case.seqlen_q == 1 and case.window == (-1, -1)
+        assert bool(case.goal_read) == (plain and case.kv_bytes() >= 1e9 and case.equal_lengths), case.name
+        assert bool(case.goal_over_us) == (plain and 100e6 <= case.kv_bytes() < 1e9), case.name
+    assert {case.page_size: case.goal_read for case in cases.values() if case.head_dim == 128 and case.goal_read} == {
+        **dict.fromkeys((1, 4), 0.96),
+        **dict.fromkeys((16, 64, 256, 0), 0.98),
+    }
+    assert cases["b64 4k, 32/8, d128"].goal_read == cases["b64 32k, 8/1, d128"].goal_read == 0.98
+    assert cases["b64 8k, 32/8, d64"].goal_read == 0.94
+    assert cases["b256 1k, 64/8, d64"].goal_over_us == 8.0 and cases["b64 8k, 8/1, d128"].goal_over_us == 5.0
+    assert cases["b32 512-8k, 32/8, d128"].goal_over_us == 5.0
+
+
+def test_what_must_be_as_fast_as_something_else():
+    every = {case.name: [w.of for w in case.within] for case in suites.engine() + suites.decode()}
+    assert every["GQA 32/8, d128, b1 8k, sinks"] == ["ours, no sinks"]
+    assert every["GQA 32/8, d128, b1 8k, fp16"] == ["ours, bf16"]
+    assert every["b64 4k, 32/8, d128, 8 queries"] == ["ours, one query", "ours"]
+    assert all(("ours, dense" in [w.of for w in c.within]) == (c.equal_lengths) for c in suites.varlen())
+    for case in suites.decode() + suites.mixed():
+        assert any(w.name == "ours, batch_invariant" for w in case.within) == (case.batch >= 32), case.name
+    assert all(case.goal_best == 0.95 for case in suites.prefill())

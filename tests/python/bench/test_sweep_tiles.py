@@ -1,0 +1,99 @@
+"""tools/sweep_tiles without a GPU: its cases, which tiles it tries, what it prints, the costs that it fits."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import pathlib
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+import hopper_attention
+from hopper_attention.bench import run, suites
+
+TOOL = pathlib.Path(__file__).parents[3] / "tools" / "sweep_tiles"
+pytestmark = pytest.mark.skipif(not TOOL.exists(), reason="tools/ is not beside these tests")
+
+
+@pytest.fixture(scope="module")
+def sweep():
+    loader = importlib.machinery.SourceFileLoader("sweep_tiles", str(TOOL))
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader("sweep_tiles", loader))
+    loader.exec_module(module)
+    return module
+
+
+def options(sweep, monkeypatch, *given):
+    monkeypatch.setattr(sys, "argv", ["sweep_tiles", *given])
+    return sweep.arguments()
+
+
+def test_cases_have_as_many_tokens_and_every_mask(sweep, monkeypatch):
+    found = sweep.cases(options(sweep, monkeypatch, "--head-dims", "64,128", "--quick"))
+    assert len(found) == 2 * (3 + 3 + 2 + 1) and len({case.name for case in found}) == len(found)
+    assert {case.batch * case.seqlen_q for case in found} == {suites.GRID_TOKENS}
+    assert [case.window for case in found if "window" in case.name][:2] == [(127, 0), (1023, 0)]
+    with pytest.raises(SystemExit, match="none of full, causal, window, softcap"):
+        sweep.cases(options(sweep, monkeypatch, "--masks", "tree"))
+
+
+def kernel(rows, head_dim, calls="dense", dtype="bfloat16"):
+    tile = SimpleNamespace(rows=rows, keys=128, stages=2, head_dim=head_dim, head_dim_v=head_dim, calls=calls)
+    return SimpleNamespace(dtype=dtype, tile=tile)
+
+
+def test_tiles_are_those_that_such_a_call_can_take(sweep, monkeypatch):
+    built = [kernel(128, 128), kernel(192, 128, "all"), kernel(16, 128), kernel(128, 128, "capped"), kernel(128, 256)]
+    built.append(kernel(64, 128, "ragged"))
+    monkeypatch.setattr(hopper_attention, "built_kernels", lambda: [*built, kernel(256, 128, dtype="float16")])
+    case = suites.Case("tiles", "", 1, 512, 512, 8, 2, 96)
+    assert [tile.rows for tile in sweep.tiles(case)] == [128, 192] and sweep.packings(case) == [1, 4]
+    capped = suites.Case("tiles", "", 1, 512, 512, 8, 8, 96, softcap=50.0)
+    assert [(tile.rows, tile.calls) for tile in sweep.tiles(capped)] == [(192, "all"), (128, "capped")]
+    assert sweep.packings(capped) == [1]
+    with pytest.raises(SystemExit, match="no kernel for bfloat16 and head dim 512"):
+        sweep.tiles(suites.Case("tiles", "", 1, 512, 512, 8, 8, 512))
+
+
+def test_the_plans_choice_is_named_as_the_tiles_are(sweep, monkeypatch):
+    real = hopper_attention.plan
+    monkeypatch.setattr(hopper_attention, "plan", lambda **given: real(**given, device="H200"))
+    for case in sweep.cases(options(sweep, monkeypatch, "--quick")):
+        rows, _, keys = sweep.planned(case).removesuffix(" packed").partition("x")
+        assert int(rows) % 64 == 0 and int(keys) % 8 == 0, case.name
+    window = next(c for c in sweep.cases(options(sweep, monkeypatch, "--head-dims", "64")) if "window 127" in c.name)
+    assert sweep.planned(window).endswith(" packed")
+
+
+def test_a_line_marks_the_plans_choice_and_is_relative_to_the_fastest_of_ours(sweep):
+    results = {"128x128": {"us": 200.0}, "192x128": {"us": 100.0}, "fa3": {"us": 50.0}, "64x128": {}}
+    entry = {"case": {"name": "one"}, "plan": "128x128", "results": results, "left_out": {"64x128": "wrong: x"}}
+    text = sweep.line(entry)
+    assert text.split(maxsplit=1)[1] == (
+        "fa3 50.0 us (2.00), 192x128 100.0 us (1.00), 128x128* 200.0 us (0.50), 64x128: wrong: x"
+    )
+    assert "nothing was measured" in sweep.line({**entry, "results": {}})
+
+
+@pytest.mark.parametrize("mask", ["full", "causal"])
+def test_blocks_and_tiles_of_a_head(sweep, mask):
+    case = {"seqlen_q": 300, "window": (-1, -1), "causal": mask == "causal"}
+    assert sweep.work(case, 128, 100) == ((3 * 3, 3) if mask == "full" else (2 + 3 + 3, 3))
+    assert sweep.work({**case, "window": (50, 0)}, 100, 100) == (1 + 2 + 2, 3)
+
+
+def test_costs_are_found_again(sweep, monkeypatch):
+    """Times made of 700 ns for a block and 2,000 for a tile; packed tiles, other peers and softcap do not count."""
+    monkeypatch.setattr(run, "machine", lambda: {"sm_count": 100})
+    entries = []
+    for seqlen in (512, 2048, 8192):
+        case = suites.grid_case("tiles", 128, True, seqlen).as_dict()
+        blocks, tiles = sweep.work(case, 128, 128)
+        us = (700 * blocks + 2000 * tiles) * case["batch"] * case["heads_q"] / 100 / 1e3
+        results = {"128x128": {"us": us}, "128x128 packed": {"us": 1.0}, "fa3": {"us": 1.0}}
+        entries += [{"case": case, "results": results}, {"case": {**case, "softcap": 50.0}, "results": results}]
+    ((name, cost),) = sweep.fitted(entries).items()
+    assert name == "bf16 d128 128x128" and cost["error"] < 1e-9
+    assert (cost["block_ns"], cost["tile_ns"]) == pytest.approx((700, 2000))

@@ -1,0 +1,49 @@
+"""The tables of README.md and docs/speed.md are what the reports in docs/data say."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from hopper_attention.bench import suites
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="module")
+def tables():
+    loader = importlib.machinery.SourceFileLoader("speed_tables", str(ROOT / "tools" / "speed_tables"))
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader("speed_tables", loader))
+    loader.exec_module(module)
+    return module
+
+
+def test_the_pages_have_the_tables_of_the_reports(tables):
+    found = tables.reports()
+    for page in tables.PAGES:
+        text = page.read_text(encoding="utf-8")
+        assert len(tables.BLOCK.findall(text)) == text.count("<!-- speed: ") == text.count("<!-- end -->") > 2
+        assert tables.renewed(text, found) == text, f"{page.name}: run tools/speed_tables"
+
+
+def test_the_page_has_every_suite(tables):
+    text = (ROOT / "docs" / "speed.md").read_text(encoding="utf-8")
+    assert all(suite == "prefill" or f"<!-- speed: suite {suite} -->" in text for suite in suites.SUITES)
+    assert set(suites.SUITES) <= set(tables.SUITES)
+
+
+def test_a_suite_without_a_report_is_named(tables):
+    assert tables.block({}, "suite engine") == "No report of suite engine is there.\n"
+
+
+def test_figures_are_where_their_case_is(tables):
+    found = tables.reports()
+    entries = {entry["case"]["name"]: entry for entry in found["decode"]["cases"]}
+    us = entries["b64 4k, 32/8, d128"]["results"]["ours"]["us"]
+    lines = tables.decode(found["decode"]).splitlines()
+    column = lines[0].split(" | ").index("4k")
+    (row,) = [line for line in lines if line.startswith("| 32/8, d128 | 64 |")]
+    assert row.split(" | ")[column].startswith(f"{us:.1f} / ")
