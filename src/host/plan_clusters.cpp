@@ -178,8 +178,7 @@ void leave_clusters_to_schedule(PlanRequest const& request, Plan& plan) {
     because(plan, "tiles", "drawn whole, the longest first, if none is so long that the schedule cuts it");
     return;
   }
-  int const size =
-      may_share_tiles(request) ? widest_cluster(request, kernel.tile, tiles, request.blocks_of_tile(kernel.tile)) : 1;
+  int const size = may_share_tiles(request) ? widest_cluster(request, kernel.tile) : 1;
   plan.cluster_if_alike = size;
   if (size > 1) {
     kernel.ctas = most_ctas_in_clusters(request, kernel.tile, size) / size * size;

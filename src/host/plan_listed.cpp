@@ -55,11 +55,13 @@ void choose_splits(PlanRequest const& request, Plan& plan) {
   plan.max_splits = plan.fixed_splits ? 0 : bound;
   plan.keys_in_l2 = static_cast<int>(request.l2_budget() / ((problem.head_dim + problem.head_dim_v) * kElementBytes));
   plan.num_splits = may_split ? (plan.fixed_splits || bound == 0 ? plan.kernels.back().ctas : bound) : 1;
+  char const* const otherwise = plan.cluster_if_alike > 0 || plan.draws_if_whole ? "otherwise " : "";
   because(plan, "splits",
           !may_split          ? concat("1: ", reason_for_whole_tiles(request, plan))
           : plan.fixed_splits ? concat("every ", kFixedSplitKeys, " keys, for sequences with few queries")
-          : bound == 0 ? std::string("every block gets the same number of key blocks")
-                       : concat("every block gets the same number of key blocks, a tile at most ", bound, " parts"));
+          : bound == 0
+              ? concat(otherwise, "every block gets the same number of key blocks")
+              : concat(otherwise, "every block gets the same number of key blocks, a tile at most ", bound, " parts"));
 }
 
 }  // namespace
@@ -150,14 +152,18 @@ KernelPlan& choose_kernel(PlanRequest const& request, Plan& plan, TileUse use, b
   return plan.kernels.emplace_back(kernel);
 }
 
-KernelPlan& add_kernel(PlanRequest const& request, Plan& plan, TileUse use, bool may_split) {
-  KernelPlan& kernel = choose_kernel(request, plan, use, may_split);
+namespace {
+
+void explain_grid(Plan& plan, KernelPlan const& kernel) {
   because(plan, "grid", counted(kernel.ctas, "block"), " of ", kernel.threads, " threads for up to ",
           counted(kernel.most_tiles, "tile"));
-  return kernel;
 }
 
-namespace {
+KernelPlan& add_kernel(PlanRequest const& request, Plan& plan, TileUse use, bool may_split) {
+  KernelPlan& kernel = choose_kernel(request, plan, use, may_split);
+  explain_grid(plan, kernel);
+  return kernel;
+}
 
 TileUse prefill_use(PlanRequest const& request, bool may_split) {
   if (request.many_use() == TileUse::kCapped) { return TileUse::kCapped; }
@@ -169,7 +175,9 @@ TileUse prefill_use(PlanRequest const& request, bool may_split) {
 void add_decode_kernels(PlanRequest const& request, Plan& plan, bool may_split) {
   TileUse const use = request.decode_use();
   if (!request.mixes_decode_tiles()) {
-    add_kernel(request, plan, use, may_split);
+    KernelPlan const& kernel = choose_kernel(request, plan, use, may_split);
+    leave_clusters_to_schedule(request, plan);
+    explain_grid(plan, kernel);
     return;
   }
   int const most_queries = kMostFewRows / plan.packed_heads;
@@ -189,7 +197,6 @@ void plan_listed(PlanRequest const& request, Plan& plan) {
   bool const one_split = plan.fixed_splits && fits_one_split(request, request.tile_row(request.decode_use()).tile);
   if (request.decodes()) {
     add_decode_kernels(request, plan, splits && !one_split && (forced || !whole_tiles_suffice(request)));
-    leave_clusters_to_schedule(request, plan);
   } else {
     bool const known = !plan.fixed_splits && queries_are_known(request.problem);
     bool const cuts = forced || !known || !whole_tiles_fill_grid(request);

@@ -95,7 +95,6 @@ void plan_listed(PlanRequest const& request, Plan& plan);
 void take_scheduled_packing(PlanRequest const& request, Plan& plan);
 void choose_workspace(Problem const& problem, Plan& plan);
 KernelPlan& choose_kernel(PlanRequest const& request, Plan& plan, TileUse use, bool may_split);
-KernelPlan& add_kernel(PlanRequest const& request, Plan& plan, TileUse use, bool may_split);
 
 template <class... Parts>
 void because(Plan& plan, char const* decision, Parts const&... parts) {
