@@ -157,7 +157,7 @@ def merge(implementations: Sequence[Any], seconds: float, device: str, measure: 
 
     tokens = max(1, int(TRAFFIC / (3 * HEADS * (2 * HEAD_DIM + 4))))
     generator = torch.Generator(device).manual_seed(0)
-    calls, moved = [], 0.0
+    calls, sets, moved = [], [], 0.0
     for _ in range(cold_sets()):
         a, b = (
             torch.randn(tokens, HEADS, HEAD_DIM, generator=generator, device=device).to(torch.bfloat16)
@@ -169,10 +169,12 @@ def merge(implementations: Sequence[Any], seconds: float, device: str, measure: 
 
         def call(a: Any = a, la: Any = la, b: Any = b, lb: Any = lb, out: Any = out, lse: Any = lse) -> Any:
             hopper_attention.merge_states(a, la, b, lb, out=out, lse=lse)
-            return a, la, b, lb, out, lse
+            return out, lse
 
+        sets.append((a, la, b, lb))
         calls.append(call)
-    a, la, b, lb, out, lse = calls[0]()
+    a, la, b, lb = sets[0]
+    out, lse = calls[0]()
     exact_lse = torch.logaddexp(la.double(), lb.double())
     weights = [(x.double() - exact_lse).exp().T[..., None] for x in (la, lb)]
     exact = weights[0] * a.double() + weights[1] * b.double()
@@ -193,7 +195,7 @@ def combine(implementations: Sequence[Any], seconds: float, device: str, measure
 
     rows = max(1, int(TRAFFIC / (HEADS * (SPLITS * (4 * HEAD_DIM + 4) + 2 * HEAD_DIM + 4))))
     generator = torch.Generator(device).manual_seed(0)
-    calls, moved = [], 0.0
+    calls, sets, moved = [], [], 0.0
     for _ in range(cold_sets()):
         parts = torch.randn(SPLITS, 1, rows, HEADS, HEAD_DIM, generator=generator, device=device)
         logs = random_lse(SPLITS, 1, rows, HEADS, device=device, generator=generator)
@@ -202,10 +204,12 @@ def combine(implementations: Sequence[Any], seconds: float, device: str, measure
 
         def call(parts: Any = parts, logs: Any = logs, out: Any = out) -> Any:
             _, lse = hopper_attention.flash_attn_combine(parts, logs, out=out, out_dtype=torch.bfloat16)
-            return parts, logs, out, lse
+            return out, lse
 
+        sets.append((parts, logs))
         calls.append(call)
-    parts, logs, out, lse = calls[0]()
+    parts, logs = sets[0]
+    out, lse = calls[0]()
     exact_lse = torch.logsumexp(logs.double(), 0)
     weights = (logs.double() - exact_lse).exp()[..., None]
     exact, scale = ((weights * x.double()).sum(0) for x in (parts, parts.abs()))
