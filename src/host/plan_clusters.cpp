@@ -22,6 +22,10 @@ constexpr int kMostBlocksOfShortTile = 4;
 // combine kernel takes.
 constexpr std::int64_t kBytesWorthAnotherCluster = std::int64_t{512} << 10;
 
+// Rounding of what a block rescales its sums by adds up over its key blocks: with 2^18 keys it exceeds what an LSE may
+// be wrong by. A schedule has others take a part of a longer tile.
+constexpr std::int64_t kMostKeysOfSum = std::int64_t{1} << 17;
+
 // The share of a block may be so many times kMostBytesOfShare where no tile is longer than another.
 constexpr int kSharesOfOneSequence = 4;
 
@@ -175,10 +179,12 @@ void leave_clusters_to_schedule(PlanRequest const& request, Plan& plan) {
   std::int64_t const tiles = request.tiles_of_few();
   plan.draws_if_whole = tiles > request.most_ctas(kernel.tile);
   if (plan.draws_if_whole) {
-    because(plan, "tiles", "drawn whole, the longest first, if none is so long that the schedule cuts it");
+    because(plan, "tiles", "drawn whole, the longest first",
+            kernel.may_split ? ", if none is so long that the schedule cuts it" : "");
     return;
   }
   int const size = may_share_tiles(request) ? widest_cluster(request, kernel.tile) : 1;
+  if (ceil_div<std::int64_t>(request.most_keys_of_tile(kernel.tile), size) > kMostKeysOfSum) { return; }
   plan.cluster_if_alike = size;
   if (size > 1) {
     kernel.ctas = most_ctas_in_clusters(request, kernel.tile, size) / size * size;
@@ -187,7 +193,7 @@ void leave_clusters_to_schedule(PlanRequest const& request, Plan& plan) {
   }
   if (kernel.may_split) { kernel.partial_slots = 2 * std::int64_t{kernel.ctas}; }
   because(plan, "tiles", size > 1 ? concat("each by a cluster of ", size, " blocks") : "each by a block",
-          " if the schedule finds no sequence much longer than the others");
+          kernel.may_split ? " if the schedule finds no sequence much longer than the others" : "");
 }
 
 void plan_clusters(PlanRequest const& request, Plan& plan) {

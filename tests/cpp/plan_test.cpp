@@ -774,6 +774,23 @@ TEST_CASE("plan: clusters share the tiles of a call with few of them, as far as 
   CHECK(cluster(1, 10'000'000, 0) == 0);  // one sequence may be too long for a cluster
 }
 
+TEST_CASE("plan: the schedule decides on clusters where the bound is long, but not so long that sums lose digits") {
+  auto const made = [](int batch, int heads_k, int seqlen_k) {
+    Problem p = ragged(1, seqlen_k, 128, batch);
+    p.heads_q = 8;
+    p.heads_k = heads_k;
+    p.num_splits = 0;
+    return plan(p, card(132));
+  };
+  CHECK(made(16, 1, 131'072).cluster_if_alike == 4);
+  CHECK(made(64, 1, 131'072).cluster_if_alike == 1);
+  CHECK(made(64, 1, 131'073).cluster_if_alike == 0);
+  CHECK(made(16, 1, 524'289).cluster_if_alike == 0);
+  CHECK(made(200, 1, 131'072).draws_if_whole);
+  CHECK(made(16, 1, 1000).cluster > 0);  // short enough for clusters without asking
+  CHECK(made(16, 1, 1000).cluster_if_alike == 0);
+}
+
 TEST_CASE("plan: a few long tiles are shared by several clusters, whose results the combine kernel merges") {
   auto const made = [](int batch, int seqlen_k, int num_splits) {
     Problem p = ragged(1, seqlen_k, 128, batch);
