@@ -128,6 +128,7 @@ def judge_replays(
     try:
         verdict = judge(name, prepared, returned, case, sets, -1)
     except Exception as error:
+        entry["results"][name]["check"].update(passed=False, replayed=False, message=f"replayed: {first_line(error)}")
         give_up(entry, name, error)
         return
     entry["results"][name]["check"]["replayed"] = verdict.passed

@@ -164,6 +164,23 @@ def test_what_replays_write_is_judged(case):
     assert entry["results"]["ours"]["check"]["replayed"] is False and record.time_us(entry) is None
 
 
+@pytest.mark.parametrize("name", ["ours", "fa3"])
+def test_replays_that_cannot_be_judged_have_no_time(name, monkeypatch):
+    real, seen = check.judge, []
+
+    def second_raises(*given):
+        seen.append(given)
+        if len(seen) > 2 and len(given[2].shape) and (len(seen) == 3) == (name == "ours"):
+            raise RuntimeError("judge: out of memory")
+        return real(*given)
+
+    monkeypatch.setattr(check, "judge", second_raises)
+    entry = run_on_cpu(DENSE)
+    assert record.time_us(entry, name) is None and entry["left_out"][name] == "judge: out of memory"
+    assert entry["results"][name]["check"]["message"] == "replayed: judge: out of memory"
+    assert entry["status"] == ("failed" if name == "ours" else "ok")
+
+
 def compared(name, case):
     return dataclasses.replace(case, within=(suites.Within("ours", name, 1.5),))
 

@@ -37,6 +37,22 @@ def test_the_page_has_every_suite(tables):
 
 def test_a_suite_without_a_report_is_named(tables):
     assert tables.block({}, "suite engine") == "No report of suite engine is there.\n"
+    assert "- **engine**: no report, none judged\n" in tables.block({}, "not reached")
+
+
+@pytest.mark.parametrize("name", ["prefill", "decode"])
+def test_a_page_without_a_report_or_without_its_cases_says_so(tables, name):
+    assert tables.block({}, name) == tables.no_report(name)
+    report = {**tables.reports()["engine"], "cases": []}
+    assert tables.block({name: report}, name) == f"No report of suite {name} is there.\n"
+
+
+def test_a_case_of_ours_that_fails_is_named_as_missed(tables):
+    report = tables.reports()["prefill"]
+    broken = {**report, "cases": [dict(entry) for entry in report["cases"]]}
+    broken["cases"][0].update(status="wrong", results={})
+    line = next(line for line in tables.block({"prefill": broken}, "not reached").splitlines() if "prefill" in line)
+    assert " of 38: " in line and f"{broken['cases'][0]['case']['name']}: x best known without a figure" in line
 
 
 def test_figures_are_where_their_case_is(tables):
