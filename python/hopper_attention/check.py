@@ -40,16 +40,18 @@ def check_metadata(
 
     q and k (k_cache for a cache) are those of `flash_attn_varlen_func` or `flash_attn_with_kvcache`, k_new is the k that
     the latter appends; only their shapes are read. The other tensors are int32, with their meaning there; cache_seqlens
-    and seqused_k are the same. Without k_new, cu_seqlens_k_new (B + 1,) or seqlen_k_new say how many keys are appended.
+    and seqused_k are the same, but cache_seqlens may be an int. Without k_new, seqlen_k_new says how many keys every
+    sequence gets, and cu_seqlens_k_new (B + 1,) has no effect, as in the call.
 
     Checks that offsets start at 0, never decrease and end inside the tensor (those of new keys inside k_new); lengths are
     not negative and fit; rows of the cache exist; padding is not longer than the sequence; bounds given as max_seqlen_*
     hold; this rank's keys are no more than cp_tot_seqused_k leaves it; arguments that the call refuses together are not
     given together. Pages must exist where a query sees a key in them or the call appends: others may have been freed.
     Which those are follows from causal, window_size and attention_chunk, so give those of the call; by default every
-    query sees all keys behind cache_leftpad. No row of the cache and no slot of a page is appended to twice.
-    scheduler_metadata must have room for the sequences, name each once and have running sums that never decrease; that of
-    CPU tensors is all zeros.
+    query sees all keys behind cache_leftpad. No row of the cache and no slot of a page is appended to twice: sequences
+    that only fill up the batch of a CUDA graph and append to one dummy page are named, too; leave them out here, or give
+    each a page. scheduler_metadata must have room for the sequences, name each once, have tiles for those with queries
+    alone, running sums that never decrease and counters at 0; that of CPU tensors is all zeros.
 
     The kernels never need it: they clamp all of this and touch nothing outside their buffers. Tensors may be on the GPU
     (torch) or the CPU (torch, numpy). Copies them to the host, which synchronises: ValueError while a graph is
@@ -73,6 +75,7 @@ def check_metadata(
     else:
         batch = shape_q[0]
         queries = same(shape_q[1], batch)
+    rows_q = queries
     if (used_q := counts("seqused_q", seqused_q, batch)) is not None:
         check_upper("seqused_q", used_q, queries, "the queries of the sequence")
         queries = used_q
@@ -97,7 +100,9 @@ def check_metadata(
     used, name = capacity, "k"
     if seqused_k is not None or cache_seqlens is not None:
         name = "cache_seqlens" if seqused_k is None else "seqused_k"
-        tensor, for_all = lengths(name, cache_seqlens if seqused_k is None else seqused_k)
+        if isinstance(seqused_k, int):
+            raise TypeError("seqused_k: a tensor of lengths is needed, found int; only cache_seqlens may be one length")
+        tensor, for_all = (seqused_k, -1) if seqused_k is not None else lengths(name, cache_seqlens)
         used = same(for_all, batch) if tensor is None else counts(name, tensor, batch)
         check_upper(name, used, capacity, "the keys that the sequence has room for")
     elif table is not None:
@@ -126,7 +131,7 @@ def check_metadata(
         check_pages(table, pad + begin, pad + end, shape_k[1], shape_k[0], "queries see")
         check_pages(table, used, keys, shape_k[1], shape_k[0], "the call appends")
         check_written_slots(table, used, new, shape_k[1])
-    check_schedule(scheduler_metadata, batch)
+    check_schedule(scheduler_metadata, rows_q, queries)
 
 
 def mask_of(causal: Any, window_size: Any, attention_chunk: Any, cp_world_size: Any, cp_rank: Any) -> Any:
@@ -210,12 +215,12 @@ def report(name: str, wrong: Any, text: Any) -> None:
         raise ValueError(f"{name}: of sequence {first} {text(first)}{more}")
 
 
-def check_offsets(name: str, starts: Any, rows: int | None, what: str) -> None:
-    """From 0 on, never decreasing, inside the tensor of `rows`, if there is one."""
+def check_offsets(name: str, starts: Any, rows: int, what: str) -> None:
+    """From 0 on, never decreasing, inside the tensor of `rows`."""
     if starts[0] != 0:
         raise ValueError(f"{name}: must start with 0, found {starts[0]}")
     report(name, starts[1:] < starts[:-1], lambda b: f"decreases from {starts[b]} to {starts[b + 1]}")
-    if rows is not None and starts[-1] > rows:
+    if starts[-1] > rows:
         raise ValueError(f"{name}: ends at {starts[-1]}, past the {rows} {what}")
 
 
@@ -232,21 +237,21 @@ def check_bound(name: str, bound: Any, found: Any, what: str) -> None:
 
 
 def new_keys(k_new: Any, starts: Any, for_all: Any, batch: int) -> Any:
-    """Keys that every sequence gets."""
+    """Keys that every sequence gets. Without k_new, offsets of new keys are not read."""
     count = integer("seqlen_k_new", for_all)
     if count < 0:
         raise ValueError(f"seqlen_k_new: must be at least 0, found {count}")
-    shape = None if k_new is None else shape_of("k_new", k_new, "cu_seqlens_k_new", starts)
+    if k_new is None:
+        return same(count, batch)
+    shape = shape_of("k_new", k_new, "cu_seqlens_k_new", starts)
     found = values("cu_seqlens_k_new", starts, 1)
     if found is not None:
         if count != 0:
             raise ValueError(f"cu_seqlens_k_new: must not be given together with seqlen_k_new, {count}")
         if len(found) != batch + 1:
             raise ValueError(f"cu_seqlens_k_new: must have {batch + 1} elements, found {len(found)}")
-        check_offsets("cu_seqlens_k_new", found, None if shape is None else shape[0], "rows of k_new")
+        check_offsets("cu_seqlens_k_new", found, shape[0], "rows of k_new")
         return found[1:] - found[:-1]
-    if shape is None:
-        return same(count, batch)
     if shape[0] != batch:
         raise ValueError(f"k_new: dim 0 (batch) must be {batch}, found shape {shape}")
     if count not in (0, shape[1]):
@@ -319,21 +324,35 @@ def first_pair(x: Any) -> tuple[int, int] | None:
     return int(order[i]), int(order[i + 1])
 
 
-def check_schedule(metadata: Any, batch: int) -> None:
+def check_schedule(metadata: Any, rows: Any, queries: Any) -> None:
     """Scheduler metadata as src/kernels/schedule.h lays it out: a counter, then arrays of `stride` places: the sequence at
-    each place, and tiles and units of work of all places up to it.
+    each place, tiles and units of work of all places up to it, and facts. rows: queries of each sequence without
+    seqused_q, which schedules do not know; queries: those that count.
     """
     found = values("scheduler_metadata", metadata, 1)
     if found is None:
         return
+    batch = len(rows)
     stride = (batch + 3) // 4 * 4
-    if len(found) < 1 + 4 * stride:
+    size = 1 + 4 * stride
+    if len(found) < size:
         raise ValueError(
-            f"scheduler_metadata: must have at least {1 + 4 * stride} elements for {batch} sequences, found {len(found)}"
+            f"scheduler_metadata: must have at least {size} elements for {batch} sequences, found {len(found)}"
         )
-    if not found.any() and not getattr(metadata, "is_cuda", False):
+    if not found[:size].any() and not getattr(metadata, "is_cuda", False):
         return  # what get_scheduler_metadata gives for CPU tensors, whose calls need no schedule
-    order, tiles, units = (found[1 + i * stride :][:batch] for i in range(3))
+    order, tiles, units, facts = (found[1 + i * stride :][:stride] for i in range(4))
+    order, tiles, units = order[:batch], tiles[:batch], units[:batch]
+    counters = {0: found[0]}
+    if batch > 0:
+        prefill, counters[size - stride + 3] = facts[0], facts[3]
+        if not 0 <= prefill <= batch:
+            raise ValueError(f"scheduler_metadata: {prefill} places are of prefill, but there are {batch}")
+    for place, drawn in counters.items():
+        if drawn != 0:
+            raise ValueError(
+                f"scheduler_metadata: the counter of drawn items, element {place}, must be 0 between calls, found {drawn}"
+            )
     outside = (order < 0) | (order >= batch)
     if outside.any():
         place = int(outside.argmax())
@@ -341,10 +360,25 @@ def check_schedule(metadata: Any, batch: int) -> None:
     if (pair := first_pair(order)) is not None:
         raise ValueError(f"scheduler_metadata: places {pair[0]} and {pair[1]} both have sequence {order[pair[0]]}")
     for what, sums in (("tiles", tiles), ("units", units)):
-        before = [0, *sums[:-1]][:batch]
+        before = sums_before(sums)
         less = sums < before
         if less.any():
             place = int(less.argmax())
             raise ValueError(
                 f"scheduler_metadata: the sum of {what} decreases from {before[place]} to {sums[place]} at place {place}"
             )
+        here = sums - before
+        wrong = (here == 0) & (queries[order] > 0) | (here > 0) & (rows[order] == 0)
+        if wrong.any():
+            place = int(wrong.argmax())
+            b = order[place]
+            raise ValueError(
+                f"scheduler_metadata: place {place} has {here[place]} {what}, but its sequence, {b}, has {rows[b]} queries"
+            )
+
+
+def sums_before(sums: Any) -> Any:
+    """Running sums without the element itself."""
+    import numpy as np
+
+    return np.concatenate(([0], sums[:-1]))[: len(sums)]

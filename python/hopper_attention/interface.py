@@ -607,7 +607,8 @@ def get_scheduler_metadata(
     """
     needed("cache_seqlens", cache_seqlens)
     others = (cu_seqlens_q, cu_seqlens_k_new, cache_leftpad, out)
-    if is_watched(schedule.source(cache_seqlens, *others), others):
+    like = schedule.source(cache_seqlens, cu_seqlens_q, cu_seqlens_k_new, cache_leftpad, out)
+    if is_watched(like, others):
         return _operators().get_scheduler_metadata(
             batch_size,
             max_seqlen_q,
@@ -655,4 +656,5 @@ def get_scheduler_metadata(
         sm_margin,
         batch_invariant,
         out,
+        like,
     )

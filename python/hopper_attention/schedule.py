@@ -42,8 +42,9 @@ def make(
     sm_margin: int,
     batch_invariant: bool,
     out: Any,
+    like: Any,
 ) -> Any:
-    """Arguments, results and errors as in `get_scheduler_metadata`."""
+    """Arguments, results and errors as in `get_scheduler_metadata`. like: `source` of the tensors."""
     seqused_k, seqused_k_all = lengths("cache_seqlens", cache_seqlens)
     new = bound("max_seqlen_k_new", max_seqlen_k_new)
     options = numbers(
@@ -63,7 +64,6 @@ def make(
         sm_margin,
         batch_invariant,
     )
-    like = source(cache_seqlens, cu_seqlens_q, cu_seqlens_k_new, cache_leftpad, out)
     if like is not None and not on_cuda("cache_seqlens", like):
         return make_on_cpu(options, like, seqused_k, cu_seqlens_q, cu_seqlens_k_new, cache_leftpad, out)
     for name, x in (("cache_seqlens", seqused_k), ("cu_seqlens_q", cu_seqlens_q), ("out", out)):
@@ -71,18 +71,15 @@ def make(
             raise ValueError(f"{name}: must be on a CUDA device, but is on the CPU")
     if out is None:
         out = empty_metadata(options["batch"], like)
+    options["seqused_k"] = seqused_k
+    options["seqused_k_all"] = seqused_k_all
+    options["cu_seqlens_q"] = cu_seqlens_q
+    options["cu_seqlens_k_new"] = cu_seqlens_k_new
+    options["cache_leftpad"] = cache_leftpad
+    options["seqlen_k_new"] = 0 if cu_seqlens_k_new is not None else new
     try:
-        _core.make_schedule(
-            out,
-            **options,
-            seqused_k=seqused_k,
-            seqused_k_all=seqused_k_all,
-            cu_seqlens_q=cu_seqlens_q,
-            cu_seqlens_k_new=cu_seqlens_k_new,
-            cache_leftpad=cache_leftpad,
-            seqlen_k_new=0 if cu_seqlens_k_new is not None else new,
-            stream=gpu.current_stream(out),
-        )
+        options["stream"] = gpu.current_stream(out)
+        _core.make_schedule(out, **options)
     except (ValueError, TypeError, NotImplementedError) as error:
         raise renamed(error) from None
     return out
@@ -174,7 +171,10 @@ def check_numbers(options: dict[str, Any], packed_q: bool) -> None:
 
 def source(*tensors: Any) -> Any:
     """The first of `tensors`, on whose device the metadata is; None: all are None or numbers."""
-    return next((x for x in tensors if len(getattr(x, "shape", ())) > 0), None)
+    for x in tensors:
+        if x is not None and len(getattr(x, "shape", ())) > 0:
+            return x
+    return None
 
 
 def empty_metadata(batch: int, like: Any) -> Any:
@@ -182,7 +182,10 @@ def empty_metadata(batch: int, like: Any) -> Any:
     if batch < 0:
         raise ValueError(f"batch_size: must be at least 0, found {batch}")
     if like is not None and not is_torch(like):
-        raise TypeError("out: is needed unless cache_seqlens or cu_seqlens_q is a torch tensor, whose device it takes")
+        raise TypeError(
+            "out: is needed unless the first tensor of cache_seqlens, cu_seqlens_q, cu_seqlens_k_new and cache_leftpad is "
+            "a torch tensor, whose device it takes"
+        )
     device = current_device() if like is None else like.device
     torch = sys.modules["torch"]
     return torch.empty(_core.schedule_size(batch), dtype=torch.int32, device=device)
@@ -196,7 +199,7 @@ def current_device() -> Any:
     if torch is None or not torch.cuda.is_available():
         raise ValueError(
             "cache_seqlens: is a number, so that another tensor must say on which device the metadata is to be: there is "
-            "no CUDA device to take instead; pass a tensor, or cu_seqlens_q or out beside it"
+            "no CUDA device to take instead; pass a tensor, or cu_seqlens_q, cu_seqlens_k_new, cache_leftpad or out beside it"
         )
     return torch.device("cuda", torch.cuda.current_device())
 

@@ -54,9 +54,9 @@ APPEND = {
 ORDER = int32(2, 0, 1)
 
 
-def metadata(order=ORDER, tiles=(1, 3, 3), units=(4, 9, 9), behind=()):
-    """Of three sequences."""
-    return int32(0, *order, 0, *tiles, 0, *units, 0, 2, 4, 9, 0, *behind)
+def metadata(order=ORDER, tiles=(1, 3, 4), units=(4, 9, 10), behind=(), drawn=0, facts=(2, 4, 9, 0)):
+    """Of three sequences with queries."""
+    return int32(drawn, *order, 0, *tiles, 0, *units, 0, *facts, *behind)
 
 
 RIGHT = {
@@ -67,7 +67,13 @@ RIGHT = {
     "a cache": CACHE,
     "one length for all": {**CACHE, "cache_seqlens": 8},
     "a full cache": {**CACHE, "cache_seqlens": None},
-    "new keys": {**CACHE, "cache_seqlens": int32(5, 3), "cu_seqlens_k_new": int32(0, 3, 8), "cache_leftpad": None},
+    "new keys": {
+        **CACHE,
+        "cache_seqlens": int32(5, 3),
+        "cu_seqlens_k_new": int32(0, 3, 8),
+        "cache_leftpad": None,
+        "k_new": shaped(8, 2, 64),
+    },
     "bounds": {**VARLEN, "max_seqlen_q": 6, "max_seqlen_k": np.int32(7)},
     "no sequence": {**VARLEN, "cu_seqlens_q": int32(0), "cu_seqlens_k": int32(0)},
     "freed pages before the window": {**FREED, "window_size": (3, 0)},
@@ -100,11 +106,27 @@ RIGHT = {
         "cache_batch_idx": int32(4, 4),
         "cache_leftpad": None,
         "cache_seqlens": int32(5, 3),
+        "k_new": shaped(3, 2, 64),
         "cu_seqlens_k_new": int32(0, 3, 3),
     },
     "totals of one rank": {**CACHE, "cp_tot_seqused_k": int32(0, 0)},
     "a schedule": {**PAGED, "scheduler_metadata": metadata()},
     "a schedule in a longer buffer": {**PAGED, "scheduler_metadata": metadata(behind=(0, 0, 0))},
+    "a sequence without queries has no tiles": {
+        **VARLEN,
+        "scheduler_metadata": metadata(tiles=(1, 3, 3), units=(4, 9, 9)),
+    },
+    "a schedule does not know seqused_q": {**PAGED, "seqused_q": int32(0, 1, 2), "scheduler_metadata": metadata()},
+    "no prefill": {**PAGED, "scheduler_metadata": metadata(facts=(0, 0, 9, 0))},
+    "prefill alone": {**PAGED, "scheduler_metadata": metadata(facts=(3, 9, 0, 0))},
+    "no sequence, with a schedule": {
+        **VARLEN,
+        "cu_seqlens_q": int32(0),
+        "cu_seqlens_k": int32(0),
+        "scheduler_metadata": int32(0),
+    },
+    "the schedule of CPU tensors in a longer buffer": {**PAGED, "scheduler_metadata": int32(*[0] * 17, 5)},
+    "offsets of new keys without new keys": {**CACHE, "cu_seqlens_k_new": int32(0, 3, 8)},
     "the schedule of CPU tensors": {**PAGED, "scheduler_metadata": np.zeros(17, np.int32)},
     "ranks": {**CACHE, "cp_world_size": 3, "cp_rank": 1, "cp_tot_seqused_k": int32(24, 10)},
 }
@@ -134,8 +156,10 @@ WRONG = [
     ("cache_batch_idx: of sequence 0 is 5, more than 4", CACHE, {"cache_batch_idx": int32(5, 0)}),
     ("cache_batch_idx: of sequence 1 is -1", CACHE, {"cache_batch_idx": int32(0, -1)}),
     ("cache_leftpad: of sequence 1 is 4, more than 3", CACHE, {"cache_leftpad": int32(8, 4)}),
-    ("cu_seqlens_k_new: of sequence 1 decreases from 3 to 2", CACHE, {"cu_seqlens_k_new": int32(0, 3, 2)}),
-    ("cu_seqlens_k_new: must have 3 elements", CACHE, {"cu_seqlens_k_new": int32(0, 3)}),
+    ("cu_seqlens_k_new: of sequence 1 decreases from 3 to 2", CACHE,
+        {"k_new": shaped(3, 2, 64), "cu_seqlens_k_new": int32(0, 3, 2)}),
+    ("cu_seqlens_k_new: must have 3 elements", CACHE,
+        {"k_new": shaped(3, 2, 64), "cu_seqlens_k_new": int32(0, 3)}),
     ("rotary_seqlens: of sequence 0 is -1", CACHE, {"rotary_seqlens": int32(-1, 0)}),
     ("cp_tot_seqused_k: is needed", CACHE, {"cp_world_size": 2}),
     ("cache_seqlens: of sequence 1 is 3, more than 2, the keys of cp_tot_seqused_k on rank 1 of 2", CACHE,
@@ -165,7 +189,7 @@ WRONG = [
     ("k_new: must have 3 dims with cu_seqlens_k_new", APPEND,
         {"k_new": shaped(2, 4, 2, 64), "cu_seqlens_k_new": int32(0, 1, 2)}),
     ("cu_seqlens_k_new: must not be given together with seqlen_k_new, 1", APPEND,
-        {"seqlen_k_new": 1, "cu_seqlens_k_new": int32(0, 1, 2)}),
+        {"k_new": shaped(2, 2, 64), "seqlen_k_new": 1, "cu_seqlens_k_new": int32(0, 1, 2)}),
     ("cu_seqlens_k_new: ends at 5, past the 4 rows of k_new", APPEND,
         {"k_new": shaped(4, 2, 64), "cu_seqlens_k_new": int32(0, 1, 5)}),
     ("k: dim 1 .page_size. must be at least 1, found 0", PAGED, {"k": shaped(6, 0, 2, 64)}),
@@ -192,6 +216,21 @@ WRONG = [
         {"scheduler_metadata": metadata(tiles=(1, 3, 2))}),
     ("scheduler_metadata: the sum of units decreases from 0 to -4 at place 0", PAGED,
         {"scheduler_metadata": metadata(units=(-4, 3, 4))}),
+    ("scheduler_metadata: the counter of drawn items, element 0, must be 0 between calls, found 7", PAGED,
+        {"scheduler_metadata": metadata(drawn=7)}),
+    ("scheduler_metadata: the counter of drawn items, element 16, must be 0 between calls, found -1", PAGED,
+        {"scheduler_metadata": metadata(facts=(2, 4, 9, -1))}),
+    ("scheduler_metadata: 4 places are of prefill, but there are 3", PAGED,
+        {"scheduler_metadata": metadata(facts=(4, 4, 9, 0))}),
+    ("scheduler_metadata: -1 places are of prefill", PAGED, {"scheduler_metadata": metadata(facts=(-1, 4, 9, 0))}),
+    ("scheduler_metadata: place 2 has 0 tiles, but its sequence, 1, has 2 queries", PAGED,
+        {"scheduler_metadata": metadata(tiles=(1, 3, 3))}),
+    ("scheduler_metadata: place 2 has 0 units, but its sequence, 1, has 2 queries", PAGED,
+        {"scheduler_metadata": metadata(units=(4, 9, 9))}),
+    ("scheduler_metadata: place 2 has 1 tiles, but its sequence, 1, has 0 queries", VARLEN,
+        {"scheduler_metadata": metadata()}),
+    ("scheduler_metadata: place 0 has 0 tiles, but its sequence, 1, has 1 queries", CACHE,
+        {"scheduler_metadata": int32(0, 1, 0, 0, 0, *[0] * 12)}),
 ]  # fmt: skip
 
 
@@ -261,6 +300,20 @@ def test_a_schedule_of_zeros_on_a_gpu(monkeypatch):
     zeros = np.zeros(17, np.int32).view(type("OnGpu", (np.ndarray,), {"is_cuda": True}))
     with pytest.raises(ValueError, match="^scheduler_metadata: places 0 and 1 both have sequence 0"):
         hopper_attention.check_metadata(**PAGED, scheduler_metadata=zeros)
+
+
+def test_a_schedule_of_zeros_for_one_sequence_on_a_gpu():
+    zeros = np.zeros(17, np.int32).view(type("OnGpu", (np.ndarray,), {"is_cuda": True}))
+    given = {"q": shaped(1, 1, 4, 64), "k": shaped(1, 8, 2, 64), "scheduler_metadata": zeros}
+    with pytest.raises(ValueError, match="^scheduler_metadata: place 0 has 0 tiles"):
+        hopper_attention.check_metadata(**given)
+    given |= {"q": shaped(0, 4, 64), "cu_seqlens_q": int32(0, 0)}
+    assert hopper_attention.check_metadata(**given) is None
+
+
+def test_one_length_for_all_is_of_cache_seqlens_alone():
+    with pytest.raises(TypeError, match="^seqused_k: .* found int"):
+        hopper_attention.check_metadata(**{**PAGED, "seqused_k": 5})
 
 
 def test_torch_tensors():

@@ -446,6 +446,14 @@ def test_schedule_of_one_length(calls):
     assert calls[0]["seqused_k"] is None and calls[0]["seqused_k_all"] == 77
 
 
+def test_the_device_of_a_schedule_is_that_of_its_first_tensor():
+    first, other = lengths(1, 2), lengths(0, 1, 2)
+    assert schedule.source(first, None, other) is first and schedule.source(77, None, other, first) is other
+    assert schedule.source(torch.tensor(3), None, None) is None
+    with pytest.raises(TypeError, match="cache_seqlens, cu_seqlens_q, cu_seqlens_k_new and cache_leftpad"):
+        schedule.empty_metadata(2, first.numpy())
+
+
 WRONG_SCHEDULES = [
     ("batch_size", TypeError, {"batch_size": 1.5}),
     ("batch_size", ValueError, {"batch_size": -1}),

@@ -33,6 +33,7 @@ LIMITS = {
     "paged cache, append (2 launches)": 2.25,
     "paged, through the dispatcher": 8.4,
 }
+SCHEDULE_LIMIT = 4.5
 
 
 @pytest.fixture
@@ -118,6 +119,19 @@ def test_a_slower_call_is_noticed(timed, monkeypatch):
     with torch.inference_mode():
         call = host.our_call(case, inputs.make(case.case, "cpu")[0])
         assert least_in_adds(LIMITS["dense"], call) > LIMITS["dense"]
+
+
+def test_host_time_of_a_schedule(timed):
+    used = torch.ones(64, dtype=torch.int32)
+    out = torch.empty(1 + 4 * 64, dtype=torch.int32)
+
+    def call():
+        interface.get_scheduler_metadata(
+            64, 1, 4096, 32, 8, 128, used, torch.bfloat16, page_size=16, causal=True, out=out
+        )
+
+    with torch.inference_mode():
+        assert least_in_adds(SCHEDULE_LIMIT, call) <= SCHEDULE_LIMIT
 
 
 def test_the_stub_ends(timed):

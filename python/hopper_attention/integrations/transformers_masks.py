@@ -70,7 +70,11 @@ class Mask(torch.Tensor):
             return result
         if function not in _MOVING or result.dtype != args[0].dtype:
             raise NotImplementedError(_USED.format(name))
-        return result.as_subclass(Mask)
+        result = result.as_subclass(Mask)
+        if hasattr(args[0], "_starts"):
+            starts = args[0]._starts
+            result._starts = None if starts is None else starts.to(result.device)
+        return result
 
     def plain(self) -> torch.Tensor:
         """Its numbers, for `attention`."""

@@ -46,8 +46,9 @@ def merge_states(out_a, lse_a, out_b, lse_b, *, out=None, lse=None):
     """Attention over keys A and over keys B -> over both, for disjoint A and B.
 
     out_a, out_b (B, S, H, D) with LSE (B, H, S), or (T, H, D) with (H, T), natural log, any strides. `out` may be
-    out_a and `lse` lse_a; otherwise they overlap no other array. If a sink is in use, pass it to one part only. Returns (out, lse); an LSE of -inf or +inf means no keys,
-    both empty give 0 and -inf. Raises ValueError, TypeError; allocates out and lse unless given.
+    out_a and `lse` lse_a; otherwise they overlap no other array. If a sink is in use, pass it to one part only.
+    Returns (out, lse); an LSE of -inf or +inf means no keys, both empty give 0 and -inf. Raises ValueError, TypeError;
+    allocates out and lse unless given.
     """
     rank = 4 if getattr(out_a, "ndim", 4) == 4 else 3
     a = floats("out_a", out_a, rank)

@@ -407,6 +407,19 @@ def test_a_prepared_mask_can_be_moved():
         assert isinstance(moved, integration.Mask) and moved.shape == made.shape
 
 
+@pytest.mark.parametrize("packed", [True, False])
+def test_a_moved_mask_keeps_its_starts(searches, packed):
+    """One search for all devices of a model."""
+    numbers = torch.tensor([[0, 0, 1, 1, 1]])[:, None, None]
+    made = (numbers if packed else numbers.int()).as_subclass(integration.Mask)
+    starts = made.packed_starts()
+    for moved in (made.to("cpu"), made.clone(), made.to("meta"), made.clone().detach()):
+        found = moved.packed_starts()
+        assert (found is None) == (not packed) and (found is None or found.device == moved.device)
+        assert found is None or found.is_meta or torch.equal(found, starts)
+    assert len(searches) == packed
+
+
 def test_a_mask_of_keys_that_hides_no_order():
     """As models make it themselves: which keys count, where there is no diagonal."""
     q, valid = torch.randn(2, 4, 3, 8), torch.tensor([[True, True, False], [True, True, True]])
