@@ -913,11 +913,20 @@ TEST_CASE("schedule: fixed splits of a sequence follow from the sequence alone")
 TEST_CASE("schedule: damaged metadata leads to no place outside, no slot outside and an end") {
   Random random(3);
   std::int64_t items = 0;
-  for (int i = 0; i < 600; ++i) {
+  int by_clusters = 0, drawn = 0, by_units = 0;  // where the schedule decides
+  for (int i = 0; i < 900; ++i) {
     Request request = random_request(random);
     request.alike = false;
     request.forced_cluster = -1;
     if (request.lengths.size() > 64) { request.lengths.resize(64); }
+    if (i % 2 == 0) {
+      for (SeqlenQK& len : request.lengths) { len.q = std::min(len.q, 2); }
+      request.slack = 0;
+      request.slack_k = 20'000;
+      request.forced_cluster = request.forced_splits = 0;
+      request.options.num_splits = 0;
+      request.options.batch_invariant = false;
+    }
     CAPTURE(i);
     CAPTURE(text_of(request));
     Call call;
@@ -935,8 +944,19 @@ TEST_CASE("schedule: damaged metadata leads to no place outside, no slot outside
       // Bounds of what the kernels may take; far larger bounds only take longer.
       if (kernel.most_units > 200'000) { continue; }
       std::vector<Done> done;
-      std::string const fault = run_kernel(params, kernel, random, Turn::kRandom, done);
-      REQUIRE((fault.empty() || fault == "a counter is not back at 0"));
+      WorkFrom const from = kernel.family == KernelFamily::kDecode ? work_from(params) : WorkFrom::kSchedule;
+      if (params.cluster.by_schedule) {
+        by_clusters += from == WorkFrom::kClusters;
+        drawn += from == WorkFrom::kDrawnTiles;
+        by_units += from == WorkFrom::kSchedule;
+      }
+      if (from == WorkFrom::kClusters) {
+        REQUIRE(run_clusters(params, kernel, done) == "");
+        REQUIRE(coverage_fault(call, kernel, params, parts_of_tiles(params, done)) == "");
+      } else {
+        std::string const fault = run_kernel(params, kernel, random, Turn::kRandom, done);
+        REQUIRE((fault.empty() || fault == "a counter is not back at 0"));
+      }
       for (Done const& d : done) {
         ++items;
         Sequence const& sequence = d.work.sequence;
@@ -947,9 +967,10 @@ TEST_CASE("schedule: damaged metadata leads to no place outside, no slot outside
                  range.full_end <= range.end));
         REQUIRE((range.origin + range.begin * kernel.tile.keys < sequence.len.k || range.empty()));
       }
-      if (!kernel.may_split) { continue; }
+      if (!kernel.may_split || params.cluster.on()) { continue; }  // clusters that read no schedule
       SplitCombineTask task;
       task.schedule = params.schedule;
+      task.cluster = params.cluster;
       task.queries_per_slab = params.packing.queries_per_slab;
       task.slabs = slabs_of(kernel.tile);
       auto const candidates = call.plan.fixed_splits ? kernel.most_tiles : kernel.partial_slots / 2 - 1;
@@ -957,6 +978,7 @@ TEST_CASE("schedule: damaged metadata leads to no place outside, no slot outside
         Sequence sequence{};
         PartedTile const tile = find_parted_tile(task, call.sequences, sequence, candidate);
         if (tile.place < 0) { continue; }
+        REQUIRE(from == WorkFrom::kSchedule);  // others leave nothing to merge
         REQUIRE((tile.place < call.problem.batch && tile.parts >= 1));
         REQUIRE((tile.head >= 0 && tile.head < params.schedule.head_groups.divisor));
         REQUIRE((tile.m >= 0 && tile.m * task.queries_per_slab * task.slabs < sequence.len.q));
@@ -967,6 +989,9 @@ TEST_CASE("schedule: damaged metadata leads to no place outside, no slot outside
     }
   }
   CHECK(items > 10'000);
+  CHECK(by_clusters > 10);
+  CHECK(drawn > 5);
+  CHECK(by_units > 20);
 }
 
 TEST_CASE("schedule: more units than can be counted are taken as whole tiles") {
