@@ -12,6 +12,7 @@ from hopper_attention.bench.suites import Case
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 COLD_BYTES = 250e6  # K and V that the input sets of a decode case read: five times the L2 of an H200
 MOST_BYTES = 70e9  # K and V that they take: where a window leaves most of it unread
+UNUSED_PAGE = 2147480000  # slots of a table that hold no page may hold anything
 MOST_SETS = 4096
 
 
@@ -68,7 +69,9 @@ def make(case: Case, device: torch.device | str, seed: int = 0) -> list[Inputs]:
         shape = (pages, case.page_size, case.heads_k)
         k, v = normal(*shape, case.head_dim), normal(*shape, case.dv)
         order = torch.randperm(pages, generator=generator, device=device).to(torch.int32)
-        tables = order.reshape(sets, case.batch, per_sequence)
+        width = max(per_sequence, case.room // case.page_size)
+        tables = torch.full((sets, case.batch, width), UNUSED_PAGE, dtype=torch.int32, device=device)
+        tables[:, :, :per_sequence] = order.reshape(sets, case.batch, per_sequence)
         return [Inputs(normal(*leading_q, case.heads_q, case.head_dim), k, v, page_table=t, **fixed) for t in tables]
     leading_k = (sum(k_lengths),) if packed else (case.batch, max(k_lengths))
     return [
@@ -95,7 +98,7 @@ def sequence_kv(case: Case, inputs: Inputs, index: int) -> tuple[torch.Tensor, t
     """K (Sk, Hk, D) and V (Sk, Hk, Dv) of one sequence, whatever the layout."""
     length = case.k_lengths[index]
     if inputs.page_table is not None:
-        pages = inputs.page_table[index].long()
+        pages = inputs.page_table[index, : -(-length // case.page_size)].long()
         return tuple(x[pages].flatten(0, 1)[:length] for x in (inputs.k, inputs.v))
     if case.call == "varlen":
         start = sum(case.k_lengths[:index])

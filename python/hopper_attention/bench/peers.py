@@ -76,7 +76,7 @@ class Ours(Implementation):
             found = hopper_attention.get_scheduler_metadata(
                 case.batch,
                 max(case.q_lengths),
-                max(case.k_lengths),
+                case.most_keys,
                 case.heads_q,
                 case.heads_k,
                 case.head_dim,
@@ -118,7 +118,7 @@ class Ours(Implementation):
         options = {
             "cu_seqlens_q": inputs.cu_q,
             "max_seqlen_q": max(case.q_lengths),
-            "max_seqlen_k": max(case.k_lengths),
+            "max_seqlen_k": case.most_keys,
             "scheduler_metadata": metadata,
             "num_splits": self.splits(case),
             **self.extra,
@@ -308,7 +308,7 @@ class Fa3(Implementation):
             fa3.load(path)
 
     def prepare(self, case: Case, sets: list[Any]) -> Prepared:
-        longest_q, longest_k = max(case.q_lengths), max(case.k_lengths)
+        longest_q, longest_k = max(case.q_lengths), case.most_keys
         few = longest_q <= fa3.SPLITTING_UP_TO or case.page_size
         masked = case.window != (-1, -1)
         mask = {

@@ -33,7 +33,8 @@ class Case:
 
     call: "dense" is flash_attn_func, "varlen" flash_attn_varlen_func, "cache" flash_attn_with_kvcache. lengths: keys of
     each sequence where they differ (varlen: queries as well, unless `queries` tells them); batch and seqlen_k follow
-    from them. page_size: 0 is contiguous K and V. Goals, 0 if nothing is said: goal of ours / FA3, goal_best of ours /
+    from them. page_size: 0 is contiguous K and V; room: keys that a page table has room for, if more than
+    the longest sequence has. Goals, 0 if nothing is said: goal of ours / FA3, goal_best of ours /
     best known, goal_read of the read rate, goal_us at most so many us, goal_over_us at most so many more than K and V
     take at the read rate, within on times of our implementations (see `peers`; those that it names run). seconds: GPU
     time for all implementations together; fill: all of it is used, which short calls do not need. peers: the only ones to
@@ -56,6 +57,7 @@ class Case:
     sinks: bool = False
     call: str = "dense"
     page_size: int = 0
+    room: int = 0
     lengths: tuple[int, ...] = ()
     queries: tuple[int, ...] = ()
     goal: float = 0.0
@@ -81,6 +83,11 @@ class Case:
         if self.queries:
             return self.queries
         return self.lengths if self.lengths and self.call == "varlen" else (self.seqlen_q,) * self.batch
+
+    @property
+    def most_keys(self) -> int:
+        """The bound on the keys of a sequence that calls are told."""
+        return max(self.room, *self.k_lengths)
 
     @property
     def equal_lengths(self) -> bool:
@@ -278,6 +285,7 @@ def decode_case(batch: int, keys: int, heads_q: int, heads_k: int, head_dim: int
     name = f"b{batch} {spread}, {heads_q}/{heads_k}, d{head_dim}"
     name += f", {queries} queries" if queries > 1 else ""
     name += f", window {given['window'][0]}" if "window" in given else ""
+    name += f", room {count(given['room'])}" if "room" in given else ""
     name += "" if page == 16 else (f", page {page}" if page else ", contiguous")
     return Case("decode", name, batch, queries, keys, heads_q, heads_k, head_dim, call="cache", **given)
 
@@ -320,6 +328,23 @@ def decode() -> list[Case]:
     return [dataclasses.replace(case, **memory_goals(case)) for case in {c.name: c for c in invariant}.values()]
 
 
+def tables() -> list[Case]:
+    """Decode steps whose page tables are as wide as a model's longest context, as those of captured graphs are: alike
+    sequences, and one much longer than the others.
+    """
+    shapes = [(1, 1024, 8, 1), (1, 8192, 32, 8), (16, 1024, 8, 1), (16, 8192, 8, 1), (64, 1024, 8, 1), (64, 8192, 8, 1)]
+    shapes += [(64, 512, 32, 8), (64, 4096, 32, 8), (256, 1024, 32, 8)]
+    skewed = [(16, (16384, *[1024] * 15), 8, 1), (64, (65536, *[1024] * 63), 32, 8)]
+    skewed += [(32, ragged_lengths(32, 512, 8192, 0), 8, 1), (32, ragged_lengths(32, 512, 8192, 0), 32, 8)]
+    cases = [decode_case(*shape, room=ROOM, goal=1.0) for shape in shapes]
+    cases.append(decode_case(16, 8192, 64, 8, 64, room=ROOM, goal=1.0))
+    cases += [
+        decode_case(b, max(lengths), hq, hk, lengths=lengths, room=ROOM, goal=1.0) for b, lengths, hq, hk in skewed
+    ]
+    return [dataclasses.replace(case, suite="tables") for case in cases]
+
+
+ROOM = 131072
 FEW = ((32, 8, (128, 512)), (8, 1, (128, 512, 1024, 8192, 32768)))
 STREAMS = [
     *((32, 128, page) for page in (1, 4, 16, 64, 256, 0)),
@@ -333,6 +358,7 @@ SUITES: dict[str, Callable[[], list[Case]]] = {
     "mixed": mixed,
     "scaling": scaling,
     "decode": decode,
+    "tables": tables,
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import subprocess
 import sys
@@ -153,3 +154,16 @@ def test_what_must_be_as_fast_as_something_else():
     for case in suites.decode() + suites.mixed():
         assert any(w.name == "ours, batch_invariant" for w in case.within) == (case.batch >= 32), case.name
     assert all(case.goal_best == 0.95 for case in suites.prefill())
+
+
+def test_tables_have_room_for_more_than_the_longest_sequence():
+    """Calls are told of the room; slots behind a sequence's pages hold no page, and the check reads none of them."""
+    from hopper_attention.bench import inputs
+
+    cases = suites.tables()
+    assert all(case.most_keys == suites.ROOM > max(case.k_lengths) for case in cases)
+    small = dataclasses.replace(cases[0], seqlen_k=100, room=1024)
+    (made, *_) = inputs.make(small, "cpu")
+    assert made.page_table.shape == (1, 64)
+    assert (made.page_table[0, 7:] == inputs.UNUSED_PAGE).all() and (made.page_table[0, :7] != inputs.UNUSED_PAGE).all()
+    assert inputs.sequence_kv(small, made, 0)[0].shape == (100, 1, 128)
