@@ -33,7 +33,7 @@ LIMITS = {
     "paged cache, append (2 launches)": 2.25,
     "paged, through the dispatcher": 8.4,
 }
-SCHEDULE_LIMIT = 4.5
+SCHEDULE_LIMIT = 5.5
 
 
 @pytest.fixture
