@@ -22,10 +22,6 @@ constexpr int kMostBlocksOfShortTile = 4;
 // combine kernel takes.
 constexpr std::int64_t kBytesWorthAnotherCluster = std::int64_t{512} << 10;
 
-// Rounding of what a block rescales its sums by adds up over its key blocks: with 2^18 keys it exceeds what an LSE may
-// be wrong by. A schedule has others take a part of a longer tile.
-constexpr std::int64_t kMostKeysOfSum = std::int64_t{1} << 17;
-
 // The share of a block may be so many times kMostBytesOfShare where no tile is longer than another.
 constexpr int kSharesOfOneSequence = 4;
 
@@ -184,7 +180,6 @@ void leave_clusters_to_schedule(PlanRequest const& request, Plan& plan) {
     return;
   }
   int const size = may_share_tiles(request) ? widest_cluster(request, kernel.tile) : 1;
-  if (ceil_div<std::int64_t>(request.most_keys_of_tile(kernel.tile), size) > kMostKeysOfSum) { return; }
   plan.cluster_if_alike = size;
   if (size > 1) {
     kernel.ctas = most_ctas_in_clusters(request, kernel.tile, size) / size * size;

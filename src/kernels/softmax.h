@@ -33,6 +33,12 @@ __device__ __forceinline__ float reciprocal_approx(float x) {
   return y;
 }
 
+// The exponent of 2 that belongs to a row maximum. Its product is rounded by itself: contracted with what is subtracted
+// from it, two exponents of one maximum would differ by the rounding error, and sums drift by that in each block.
+__device__ __forceinline__ float exponent_of(float max, float scale_log2, int headroom) {
+  return __fmul_rn(max, scale_log2) - static_cast<float>(headroom);
+}
+
 // A 64 x N accumulator ((2, 2, N / 8), 1, 1) as (row, column) of this thread: (2, (2, N / 8)).
 template <class Accumulator>
 __device__ __forceinline__ auto rows_view(Accumulator& acc) {
@@ -78,7 +84,7 @@ struct OnlineSoftmax {
   }
 
   // The log2 of what row_sum and O are to be multiplied by.
-  __device__ __forceinline__ float exponent(int r) const { return row_max[r] * scale_log2 - kHeadroom; }
+  __device__ __forceinline__ float exponent(int r) const { return exponent_of(row_max[r], scale_log2, kHeadroom); }
 
   __device__ __forceinline__ bool seen(int r) const { return row_max[r] != -INFINITY; }
 
@@ -107,7 +113,7 @@ struct OnlineSoftmax {
         row_max[r] = moves ? row_max[r] : before;
       }
       offset[r] = may_be_empty && row_max[r] == -INFINITY ? 0.0F : exponent(r);
-      rescale[r] = moves ? exp2_approx(before * scale_log2 - kHeadroom - offset[r]) : 1.0F;
+      rescale[r] = moves ? exp2_approx(exponent_of(before, scale_log2, kHeadroom) - offset[r]) : 1.0F;
       row_sum[r] *= rescale[r];
     }
   }

@@ -112,7 +112,7 @@ class SwappedMainloop {
  private:
   // The log2 of what a column's sum and its O are to be multiplied by.
   __device__ __forceinline__ float exponent(float max) const {
-    return max * params_.softmax.scale_log2 - Traits::Softmax::kHeadroomOf;
+    return exponent_of(max, params_.softmax.scale_log2, Traits::Softmax::kHeadroomOf);
   }
 
   __device__ __forceinline__ void wait(State const& state) const {

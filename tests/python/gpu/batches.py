@@ -37,7 +37,8 @@ class Batch:
     keys: "packed" (cu_seqlens_k), "paged" or "dense" (a cache). dense_q: q is (B, Sq, Hq, D); q_lengths are equal.
     extra_q, extra_k: rows behind what counts in each packed sequence, so that seqused_q and seqused_k are needed.
     leftpad: slots before the first key, up to so many. cp_world: this rank holds every cp_world-th key. slack: how much
-    larger than the truth max_seqlen_* are; -1 passes None. given_by: the code that makes this batch, if not its fields.
+    larger than the truth max_seqlen_* are; -1 passes None. room_k: keys that max_seqlen_k or the page table have room
+    for, if more, as in engines that capture graphs. given_by: the code that makes this batch, if not its fields.
     """
 
     why: str
@@ -70,6 +71,7 @@ class Batch:
     metadata: bool = False
     batch_invariant: bool = False
     slack: int = 0
+    room_k: int = 0
     poison: str = "nan"
     inputs: str = "normal"
     seed: int = 0
@@ -269,7 +271,7 @@ def place_keys(
     elif batch.keys == "paged":
         page = batch.page_size
         counts = [-(-n // page) for n in host_used]
-        width = max([1, *counts]) + (2 if batch.seed % 3 else 0)
+        width = max([1, *counts, -(-batch.room_k // page)]) + (2 if batch.seed % 3 else 0)
         first = offsets(counts)
         pages = first[-1] + 3  # some that nobody owns
         shape = (pages, page, batch.heads_k)
@@ -309,7 +311,7 @@ def set_lengths(made: Made, q_starts: list[int], used: torch.Tensor) -> None:
         given["max_seqlen_q"] = None if batch.slack < 0 else longest_q + batch.slack
     if batch.call == "varlen":
         longest_k = max([0, *(n + batch.extra_k for n in batch.k_lengths)])
-        given["max_seqlen_k"] = None if batch.slack < 0 else longest_k + batch.slack
+        given["max_seqlen_k"] = None if batch.slack < 0 else max(longest_k + batch.slack, batch.room_k)
         if batch.extra_q:
             given["seqused_q"] = made.q_lengths.to(torch.int32)
         if batch.extra_k or batch.keys == "paged":
@@ -339,7 +341,9 @@ def schedule(made: Made, **changes: Any) -> torch.Tensor:
     arguments = {
         "batch_size": batch.size,
         "max_seqlen_q": max([1, *batch.q_lengths]) if bound_q is None else bound_q,
-        "max_seqlen_k": max([1, *(n + batch.leftpad for n in batch.k_lengths)]) if bound_k is None else bound_k,
+        "max_seqlen_k": max([1, batch.room_k, *(n + batch.leftpad for n in batch.k_lengths)])
+        if bound_k is None
+        else bound_k,
         "num_heads_q": batch.heads_q,
         "num_heads_kv": batch.heads_k,
         "headdim": batch.head_dim,

@@ -27,7 +27,7 @@ def plan_of(batch: Batch) -> hopper_attention.Plan:
         device="H200",
         batch=batch.size,
         max_seqlen_q=max([0, *(n + batch.extra_q for n in batch.q_lengths)]),
-        max_seqlen_k=max([0, *(n + batch.extra_k for n in batch.k_lengths)]),
+        max_seqlen_k=max([0, batch.room_k, *(n + batch.extra_k for n in batch.k_lengths)]),
         heads_q=batch.heads_q,
         heads_kv=batch.heads_k,
         num_splits=batch.num_splits,

@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 import hopper_attention  # noqa: E402
 from gpu import batches, support  # noqa: E402
 from gpu.batches import Batch, attend, fail, judge_all, judged_results, main_dims, make, require_same  # noqa: E402
+from gpu.fixed_splits import plan_of  # noqa: E402
 from gpu.layouts import PoisonedOut, out_strides  # noqa: E402
 from gpu.support import MAIN, built_dims, same_bits, small_masks  # noqa: E402
 from gpu.test_grid import name_of, on  # noqa: E402
@@ -195,6 +196,52 @@ def several_cases(kernel, size: int, several: int) -> Iterator[Batch]:
 @pytest.mark.parametrize("kernel", MAIN, ids=name_of)
 def test_several_clusters_for_a_tile(kernel, size, several):
     judge_all(several_cases(kernel, size, several))
+
+
+ROOM = 200_000  # keys of a page table wider than any sequence is long, as engines have it for captured graphs
+# How long sequences are where the bound does not tell: whether clusters take their tiles the schedule says.
+LENGTHS = {
+    "alike": lambda size: [1000 - i % 3 for i in range(size)],
+    "alike and long": lambda size: [6000 + 64 * (i % 3) for i in range(size)],
+    "one long": lambda size: [20_000, *([100] * (size - 1))],
+    "one long, the last": lambda size: [*([700] * (size - 1)), 9000],
+    "around blocks": lambda size: [(0, 1, 63, 64, 65, 127, 128, 129, 8191, 8193)[i % 10] for i in range(size)],
+    "none": lambda size: [0] * size,
+}
+# Sequences for which the plan takes clusters of 16, 8, 4, 2 and 1 if lengths are alike, on every other block of the grid
+# or not, and draws tiles.
+BATCHES = {3: 16, 4: 8, 8: 4, 16: 2, 31: 1, 50: 1, 80: 0}
+
+
+def room_cases(sequences: int, rows: str) -> Iterator[Batch]:
+    for i, (kind, lengths) in enumerate(LENGTHS.items()):
+        layout = ("pages of 16", "pages of 1", "packed", "pages of 64, interleaved", "pages of 16, leftpad")[i % 5]
+        mask = list(MASKS)[(i + sequences) % len(MASKS)]
+        yield main_dims(
+            batch_of(f"{sequences} sequences, {kind}, {mask}, room for {ROOM}", rows, layout,
+                     q_lengths=(ROWS[rows][0],) * sequences, k_lengths=tuple(lengths(sequences)), room_k=ROOM,
+                     metadata=i % 2 == 0, seed=i, **MASKS[mask])
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("rows", ["1 row", "16 rows", "20 rows", "32 rows"])
+@pytest.mark.parametrize("sequences", BATCHES)
+def test_room_for_more_keys_than_any_sequence_has(sequences, rows):
+    """The plan's bound says nothing: the kernel reads in the schedule whether clusters, whole tiles or parts are best."""
+    size = BATCHES[sequences]
+    plain = next(case for case in room_cases(sequences, rows) if case.window == (-1, -1) and not case.chunk)
+    expected = f"each by a cluster of {size} blocks" if size > 1 else "each by a block" if size else "drawn whole"
+    assert expected in plan_of(plain).explain(), plan_of(plain).explain()
+    judge_all(room_cases(sequences, rows))
+
+
+def test_room_for_more_keys_changes_no_bits_of_whole_tiles():
+    """One split: the same tiles as with a bound that fits, whoever takes them."""
+    for rows, sequences in itertools.product(("4 rows", "32 rows"), BATCHES):
+        fits = main_dims(batch_of("one split", rows, "pages of 16", q_lengths=(ROWS[rows][0],) * sequences,
+                                  k_lengths=tuple(LENGTHS["around blocks"](sequences)), num_splits=1, causal=True))  # fmt: skip
+        made, wide = make(fits), make(fits.but(room_k=ROOM))
+        require_same(fits, f"{rows}, {sequences} sequences, room for more", attend(wide), judged_results(made))
 
 
 def whole_cases(kernel) -> Iterator[Batch]:
