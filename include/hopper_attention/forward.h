@@ -68,6 +68,7 @@ struct Problem {
   bool ragged = false;     // lengths are on the device
   bool packed_q = false;   // q is (Tq, Hq, D)
   bool seqused_q = false;  // of the rows of a sequence in q some may not count
+  bool keys_known = false;  // k has as many rows as if each sequence had seqlen_k keys, or there is one sequence
   KeyLayout keys = KeyLayout::kDense;
   int page_size = 0;          // 0: no pages
   bool has_metadata = false;  // the schedule was made before

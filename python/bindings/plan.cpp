@@ -90,7 +90,8 @@ Plan make_plan(DeviceInfo const& device, std::string const& dtype, std::int64_t 
                std::int64_t head_dim_v, bool has_sinks, bool causal, std::int64_t window_left,
                std::int64_t window_right, std::int64_t attention_chunk, double softcap, std::int64_t num_splits,
                std::int64_t sm_margin, bool batch_invariant, std::int64_t page_size, bool ragged,
-               std::optional<std::int64_t> total_q, bool has_metadata, bool rotary) {
+               std::optional<std::int64_t> total_q, std::optional<std::int64_t> total_k, bool has_metadata,
+               bool rotary) {
   ProblemShape const shape{
       .dtype = parse_dtype(dtype),
       .batch = batch,
@@ -121,6 +122,7 @@ Plan make_plan(DeviceInfo const& device, std::string const& dtype, std::int64_t 
   if (has_metadata) { options.scheduler_metadata = given; }
   Problem problem = make_problem(shape, options);
   if (total_q) { problem.total_q = static_cast<int>(std::min<std::int64_t>(*total_q, problem.total_q)); }
+  if (total_k && batch > 1) { problem.keys_known = problem.keys_known && *total_k >= batch * seqlen_k; }
   Plan made = hopper_attention::plan(problem, device);
   if (rotary) {
     std::int64_t const query_bytes = std::min(total_q.value_or(batch * seqlen_q), kMaxRows) * heads_q * head_dim * 2;
@@ -187,10 +189,11 @@ void bind_plan(nb::module_& module) {
       nb::arg("has_sinks") = false, nb::arg("causal") = false, nb::arg("window_left") = -1,
       nb::arg("window_right") = -1, nb::arg("attention_chunk") = 0, nb::arg("softcap") = 0.0, nb::arg("num_splits") = 0,
       nb::arg("sm_margin") = 0, nb::arg("batch_invariant") = false, nb::arg("page_size") = 0, nb::arg("ragged") = false,
-      nb::arg("total_q").none() = nb::none(), nb::arg("has_metadata") = false, nb::arg("rotary") = false,
+      nb::arg("total_q").none() = nb::none(), nb::arg("total_k").none() = nb::none(), nb::arg("has_metadata") = false,
+      nb::arg("rotary") = false,
       "The plan of a call of this shape on `device`; needs no GPU. ragged: lengths are on the device, seqlen_* are\n"
-      "bounds. total_q: rows of a packed q, which is ragged, too. rotary: workspace_bytes have room for the rotated "
-      "q.");
+      "bounds. total_q, total_k: rows of a packed q, which is ragged, too, and of its k. rotary: workspace_bytes have\n"
+      "room for the rotated q.");
 }
 
 }  // namespace hopper_attention::python

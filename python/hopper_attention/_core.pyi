@@ -150,10 +150,11 @@ class Plan:
 
     def __repr__(self) -> str: ...
 
-def plan(device: DeviceInfo, *, dtype: str, batch: int, seqlen_q: int, seqlen_k: int, heads_q: int, heads_k: int, head_dim: int, head_dim_v: int, has_sinks: bool = False, causal: bool = False, window_left: int = -1, window_right: int = -1, attention_chunk: int = 0, softcap: float = 0.0, num_splits: int = 0, sm_margin: int = 0, batch_invariant: bool = False, page_size: int = 0, ragged: bool = False, total_q: int | None = None, has_metadata: bool = False, rotary: bool = False) -> Plan:
+def plan(device: DeviceInfo, *, dtype: str, batch: int, seqlen_q: int, seqlen_k: int, heads_q: int, heads_k: int, head_dim: int, head_dim_v: int, has_sinks: bool = False, causal: bool = False, window_left: int = -1, window_right: int = -1, attention_chunk: int = 0, softcap: float = 0.0, num_splits: int = 0, sm_margin: int = 0, batch_invariant: bool = False, page_size: int = 0, ragged: bool = False, total_q: int | None = None, total_k: int | None = None, has_metadata: bool = False, rotary: bool = False) -> Plan:
     """
     The plan of a call of this shape on `device`; needs no GPU. ragged: lengths are on the device, seqlen_* are
-    bounds. total_q: rows of a packed q, which is ragged, too. rotary: workspace_bytes have room for the rotated q.
+    bounds. total_q, total_k: rows of a packed q, which is ragged, too, and of its k. rotary: workspace_bytes have
+    room for the rotated q.
     """
 
 def forward(q: object, k: object, v: object, out: object, softmax_lse: object | None = None, sinks: object | None = None, softmax_scale: float | None = None, causal: bool = False, window_left: int = -1, window_right: int = -1, attention_chunk: int = 0, softcap: float = 0.0, num_splits: int = 1, sm_margin: int = 0, batch_invariant: bool = False, stream: int | None = None, workspace: object | None = None, allocate: object | None = None, cu_seqlens_q: object | None = None, cu_seqlens_k: object | None = None, seqused_q: object | None = None, seqused_k: object | None = None, page_table: object | None = None, cache_batch_idx: object | None = None, cache_leftpad: object | None = None, cu_seqlens_k_new: object | None = None, cp_tot_seqused_k: object | None = None, scheduler_metadata: object | None = None, seqlen_k_new: int = 0, seqused_k_all: int = -1, max_seqlen_q: int = -1, max_seqlen_k: int = -1, cp_world_size: int = 1, cp_rank: int = 0) -> None:

@@ -38,6 +38,7 @@ def plan(
     batch_invariant: bool = False,
     lengths_on_device: bool = False,
     total_q: int | None = None,
+    total_k: int | None = None,
     scheduler_metadata: bool = False,
     rotary: bool = False,
 ) -> _core.Plan:
@@ -49,7 +50,8 @@ def plan(
 
     Without more, a dense call, or one whose sequences all have max_seqlen_*. lengths_on_device: tensors say how long
     each sequence is (cache_seqlens, seqused_*), and max_seqlen_* are bounds, those that the call is given or that its
-    shapes allow. total_q: rows of a packed q (`flash_attn_varlen_func`, cu_seqlens_q), whose lengths are on the device, too.
+    shapes allow. total_q: rows of a packed q (`flash_attn_varlen_func`, cu_seqlens_q), whose lengths are on the device,
+    too; total_k: of its k without pages, as many as the bounds allow if it is not given.
     scheduler_metadata: whether the call is given some that it uses (see `get_scheduler_metadata`). rotary: new keys and
     queries are rotated; workspace_bytes then have room for the rotated q, which is allocated in a workspace without. The
     plan follows from these alone, never from lengths.
@@ -87,6 +89,7 @@ def plan(
         page_size=size_of_pages(page_size),
         ragged=flag("lengths_on_device", lengths_on_device),
         total_q=rows,
+        total_k=None if total_k is None else bound("total_k", total_k),
         has_metadata=flag("scheduler_metadata", scheduler_metadata),
         rotary=flag("rotary", rotary),
     )

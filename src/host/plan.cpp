@@ -81,9 +81,11 @@ void share_out(PlanRequest const& request, Plan& plan) {
   plan.cluster = cluster_size(request);
   bool const clusters = plan.cluster > 0;
   bool const draws = plan.cluster == 1 && draws_tiles(request);
-  char const* const reason = !clusters ? reason_for_a_schedule(request)
-                             : draws   ? "whole tiles, drawn in its order, the longest first"
-                                       : nullptr;
+  bool const alike = !clusters && lengths_are_known(request);
+  char const* const reason = alike       ? nullptr
+                             : !clusters ? reason_for_a_schedule(request)
+                             : draws     ? "whole tiles, drawn in its order, the longest first"
+                                         : nullptr;
   plan.listed = reason != nullptr;
   if (plan.listed) { choose_schedule(request.problem, plan, reason); }
   if (clusters) {
@@ -93,6 +95,12 @@ void share_out(PlanRequest const& request, Plan& plan) {
     plan_clusters(request, plan);
   } else if (plan.listed) {
     plan_listed(request, plan);
+  } else if (alike) {
+    because(plan, "schedule",
+            request.problem.batch == 1
+                ? "none: there is one sequence"
+                : "none: there are as many rows of q and k as if all sequences were as long as they may be");
+    plan_alike(request, plan);
   } else {
     plan_dense(request, plan);
   }

@@ -117,14 +117,14 @@ void explain_packing(PlanRequest const& request, Plan& plan, std::vector<Candida
 }
 
 // Tile and packing together: a window, or few queries, want tiles whose rows are few queries of many heads.
-Candidate choose_tile(PlanRequest const& request, Plan& plan) {
+Candidate choose_tile(PlanRequest const& request, Plan& plan, std::vector<TileRow const*> const& rows) {
   Problem const& problem = request.problem;
   Candidate best;
   std::vector<Candidate> best_of_packing;
   std::string others;
   for (int const packed_heads : candidate_packings(request)) {
     Candidate best_here;
-    for (TileRow const* const row : candidate_rows(request)) {
+    for (TileRow const* const row : rows) {
       Candidate const candidate{row, packed_heads, sequence_us(problem, *row, packed_heads)};
       others += concat(others.empty() ? "" : ", ", row->tile.rows, "x", row->tile.keys,
                        packed_heads > 1 ? " packed " : " ", microseconds(candidate.us));
@@ -209,16 +209,38 @@ void choose_order(PlanRequest const& request, Plan& plan, Candidate const& chose
           percent(order.imbalance), " of the mean work");
 }
 
-}  // namespace
+// The same tile with the costs that were measured: without softcap, as dense calls have it.
+TileRow const& measured_row(TileRow const& row) {
+  if (row.use == TileUse::kCapped) { return row; }
+  auto const same = [&](TileRow const& other) {
+    TileConfig tile = other.tile;
+    tile.calls = row.tile.calls;
+    return other.use == TileUse::kDense && tile == row.tile;
+  };
+  auto const found = std::find_if(kTiles.begin(), kTiles.end(), same);
+  return found == kTiles.end() ? row : *found;
+}
 
-void plan_dense(PlanRequest const& request, Plan& plan) {
-  Candidate const chosen = choose_tile(request, plan);
+// `chosen` tells what tiles cost.
+void run_whole_tiles(PlanRequest const& request, Plan& plan, TileConfig const& tile, Candidate const& chosen) {
   because(plan, "splits", request.problem.num_splits == 1 ? "1: as asked" : "1: whole tiles use the SMs as well");
   bool const alone = blocks_drift_apart(request, plan, chosen);
-  KernelPlan const kernel = choose_grid(request, plan, chosen.row->tile, alone);
+  KernelPlan const kernel = choose_grid(request, plan, tile, alone);
   choose_order(request, plan, chosen, kernel.ctas, alone);
   because(plan, "workspace", "0 bytes: nothing is merged afterwards");
   plan.kernels.push_back(kernel);
+}
+
+}  // namespace
+
+void plan_alike(PlanRequest const& request, Plan& plan) {
+  TileRow const& row = request.tile_row(prefill_use(request, false));
+  run_whole_tiles(request, plan, row.tile, choose_tile(request, plan, {&measured_row(row)}));
+}
+
+void plan_dense(PlanRequest const& request, Plan& plan) {
+  Candidate const chosen = choose_tile(request, plan, candidate_rows(request));
+  run_whole_tiles(request, plan, chosen.row->tile, chosen);
 }
 
 }  // namespace hopper_attention

@@ -73,6 +73,11 @@ bool whole_tiles_suffice(PlanRequest const& request) {
          request.blocks_of_tile(tile) * request.bytes_of_block(tile) <= kMostBytesOfShare;
 }
 
+TileUse prefill_use(PlanRequest const& request, bool may_split) {
+  if (request.many_use() == TileUse::kCapped) { return TileUse::kCapped; }
+  return may_split || request.problem.keys == KeyLayout::kPaged ? TileUse::kRagged : TileUse::kWhole;
+}
+
 void choose_workspace(Problem const& problem, Plan& plan) {
   std::int64_t parts = 0;
   std::int64_t partial = 0;
@@ -85,6 +90,15 @@ void choose_workspace(Problem const& problem, Plan& plan) {
   plan.workspace_bytes = partial + schedule;
   because(plan, "workspace", megabytes(plan.workspace_bytes), ": ", parts, " parts of tiles",
           schedule > 0 ? concat(", ", schedule, " bytes for the schedule") : "");
+}
+
+bool lengths_are_known(PlanRequest const& request) {
+  Problem const& problem = request.problem;
+  testing::ForcedPlan const& forced = request.forced;
+  bool const known = queries_are_known(problem) && problem.keys_known && problem.mask.cp_world <= 1;
+  bool const is_forced = forced.num_splits >= 2 || request.forces_tile();
+  if (!problem.ragged || !known || problem.batch_invariant || request.decodes() || is_forced) { return false; }
+  return problem.num_splits == 1 || whole_tiles_fill_grid(request);
 }
 
 // For sequences that are all alike: what the kernels would decide.
@@ -163,11 +177,6 @@ KernelPlan& add_kernel(PlanRequest const& request, Plan& plan, TileUse use, bool
   KernelPlan& kernel = choose_kernel(request, plan, use, may_split);
   explain_grid(plan, kernel);
   return kernel;
-}
-
-TileUse prefill_use(PlanRequest const& request, bool may_split) {
-  if (request.many_use() == TileUse::kCapped) { return TileUse::kCapped; }
-  return may_split || request.problem.keys == KeyLayout::kPaged ? TileUse::kRagged : TileUse::kWhole;
 }
 
 // One kernel, or one for the sequences with up to 16 rows and one for those with more: both look through all of them,

@@ -71,8 +71,10 @@ struct PlanRequest {
   }
 };
 
-// plan_dense.cpp: a tile follows from its index.
+// plan_dense.cpp: a tile follows from its index. plan_alike: with lengths on the device that cannot but be the same;
+// the tile is that of other lengths.
 void plan_dense(PlanRequest const& request, Plan& plan);
+void plan_alike(PlanRequest const& request, Plan& plan);
 
 // plan_clusters.cpp: thread blocks that share each tile of few queries; 0: not so. The plan has it in `cluster`, and in
 // `listed` whether tiles are drawn in the order of the schedule.
@@ -87,6 +89,10 @@ void leave_clusters_to_schedule(PlanRequest const& request, Plan& plan);
 
 // plan_listed.cpp: a schedule shares the tiles out.
 bool splitting_pays(PlanRequest const& request);
+// Whether lengths on the device cannot but be those that the bounds say, or less than them where rows do not count, and
+// no tile is to be cut: then a schedule has nothing to find out.
+bool lengths_are_known(PlanRequest const& request);
+TileUse prefill_use(PlanRequest const& request, bool may_split);
 bool whole_tiles_suffice(PlanRequest const& request);
 void plan_listed(PlanRequest const& request, Plan& plan);
 

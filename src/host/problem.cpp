@@ -118,7 +118,7 @@ bool has_lengths_on_device(Arguments const& args) {
          args.cache_leftpad.given() || args.cu_seqlens_k_new.given() || args.cp_tot_seqused_k.given();
 }
 
-Problem make_problem(ProblemShape const& shape, Arguments const& options, std::int64_t total_q) {
+Problem make_problem(ProblemShape const& shape, Arguments const& options, std::int64_t total_q, std::int64_t total_k) {
   bool const packed_q = options.cu_seqlens_q.given();
   bool const ragged = has_lengths_on_device(options) || options.cp_world_size > 1;
   check_shape(shape, total_q, packed_q);
@@ -133,6 +133,8 @@ Problem make_problem(ProblemShape const& shape, Arguments const& options, std::i
       .ragged = ragged,
       .packed_q = packed_q,
       .seqused_q = options.seqused_q.given(),
+      .keys_known = shape.batch == 1 || (options.cu_seqlens_k.given() && !options.seqused_k.given() &&
+                                         total_k >= shape.batch * shape.seqlen_k),
       .keys = shape.page_size > 0            ? KeyLayout::kPaged
               : options.cu_seqlens_k.given() ? KeyLayout::kVarlen
                                              : KeyLayout::kDense,
@@ -156,7 +158,8 @@ Problem make_problem(ProblemShape const& shape, Arguments const& options) {
   auto const within = [](std::int64_t extent) { return std::clamp<std::int64_t>(extent, 0, kMaxExtent); };
   std::int64_t const rows = within(shape.batch) * within(shape.seqlen_q);
   // A packed q has no more rows than a tensor can have, whatever the bound on its sequences.
-  return make_problem(shape, options, options.cu_seqlens_q.given() ? std::min(rows, kMaxExtent) : rows);
+  std::int64_t const keys = within(shape.batch) * within(shape.seqlen_k);
+  return make_problem(shape, options, options.cu_seqlens_q.given() ? std::min(rows, kMaxExtent) : rows, keys);
 }
 
 }  // namespace hopper_attention

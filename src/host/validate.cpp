@@ -148,7 +148,8 @@ Problem validate(Arguments const& args) {
                                         .head_dim_v = columns_of(args.v),
                                         .has_sinks = args.sinks.given(),
                                         .page_size = layout.keys == KeyLayout::kPaged ? args.k.shape[1] : 0},
-                                       args, layout.packed_q ? args.q.shape[0] : layout.batch * args.q.shape[1]);
+                                       args, layout.packed_q ? args.q.shape[0] : layout.batch * args.q.shape[1],
+                                       layout.keys == KeyLayout::kVarlen ? args.k.shape[0] : 0);
   require_readable_by_tma({"q", args.q}, query_dims(layout).names);
   require_readable_by_tma({"k", args.k}, key_dims(layout).names);
   require_readable_by_tma({"v", args.v}, key_dims(layout).names);

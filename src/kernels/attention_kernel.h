@@ -149,9 +149,11 @@ __device__ __forceinline__ void schedule(AttentionParams const& params, typename
     start_role<Traits>(params);
     warm_schedule(params.schedule, params.sequences);
     using Source = typename Traits::Source;
-    if (threadIdx.x % 32 == 0) { new (shared.source) Source(params, Traits::kConsumerWarpgroups); }
+    using State = typename Source::State;
+    if (threadIdx.x % 32 == 0) { new (shared.source) State(params.schedule); }
     __syncwarp();
-    publish<Traits>(params, shared, *reinterpret_cast<Source*>(shared.source), draw);
+    Source source(params, *reinterpret_cast<State*>(shared.source), Traits::kConsumerWarpgroups);
+    publish<Traits>(params, shared, source, draw);
   }
 }
 

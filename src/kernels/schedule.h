@@ -117,76 +117,93 @@ struct Draws {
   }
 };
 
-// Numbers of the places [begin, end) that a kernel takes, relative to the first.
+// Of the places [begin, end) that a kernel takes.
+struct ScheduleNumbers {
+  int begin = 0;
+  int end = 0;
+  int tiles_base = 0;  // of the places before the first
+  int units_base = 0;
+  int tiles = 0;
+  int units = 0;
+  bool by_units = false;
+  int ctas = 0;
+};
+
+// The places that a kernel takes; counts are relative to the first one.
 class Schedule {
  public:
   HA_HOST_DEVICE explicit constexpr Schedule(ScheduleParams const& params)
-      : params_(params), end_(params.batch), ctas_(params.ctas) {
+      : params_(params), numbers_{.end = params.batch, .ctas = params.ctas} {
     if (params.metadata != nullptr) {
       int const prefill = clamped(fact(kPrefillPlaces), 0, params.batch);
-      if (params.places == Places::kPrefill) { end_ = prefill; }
-      if (params.places == Places::kDecode) { begin_ = prefill; }
-      if (begin_ > 0) {
-        tiles_base_ = at(kTilesUntil, begin_ - 1);
-        units_base_ = at(kUnitsUntil, begin_ - 1);
+      if (params.places == Places::kPrefill) { numbers_.end = prefill; }
+      if (params.places == Places::kDecode) { numbers_.begin = prefill; }
+      if (numbers_.begin > 0) {
+        numbers_.tiles_base = at(kTilesUntil, numbers_.begin - 1);
+        numbers_.units_base = at(kUnitsUntil, numbers_.begin - 1);
       }
     }
-    tiles_ = tiles_before(end_);
-    units_ = units_before(end_);
-    by_units_ = params.may_split && work_is_cut();
-    if (params.share == CardShare::kLeaves) { ctas_ = ctas_beside_prefill(); }
+    numbers_.tiles = tiles_before(numbers_.end);
+    numbers_.units = units_before(numbers_.end);
+    numbers_.by_units = params.may_split && work_is_cut();
+    if (params.share == CardShare::kLeaves) { numbers_.ctas = ctas_beside_prefill(); }
   }
 
-  HA_HOST_DEVICE constexpr int begin() const { return begin_; }
-  HA_HOST_DEVICE constexpr int end() const { return end_; }
+  // With the numbers of one that was made before.
+  HA_HOST_DEVICE constexpr Schedule(ScheduleParams const& params, ScheduleNumbers const& numbers)
+      : params_(params), numbers_(numbers) {}
+
+  HA_HOST_DEVICE constexpr ScheduleNumbers const& numbers() const { return numbers_; }
+  HA_HOST_DEVICE constexpr int begin() const { return numbers_.begin; }
+  HA_HOST_DEVICE constexpr int end() const { return numbers_.end; }
 
   // Of one head group.
   HA_HOST_DEVICE constexpr int tiles_before(int place) const {
     if (params_.metadata == nullptr) { return place * params_.alike.tiles; }
-    if (place == begin_) { return 0; }
-    return clamped(static_cast<long long>(at(kTilesUntil, place - 1)) - tiles_base_, 0, params_.most_tiles);
+    if (place == numbers_.begin) { return 0; }
+    return clamped(static_cast<long long>(at(kTilesUntil, place - 1)) - numbers_.tiles_base, 0, params_.most_tiles);
   }
   HA_HOST_DEVICE constexpr int units_before(int place) const {
     if (params_.metadata == nullptr) { return place * params_.alike.tiles * params_.alike.units; }
-    if (place == begin_) { return 0; }
-    return clamped(static_cast<long long>(at(kUnitsUntil, place - 1)) - units_base_, 0, params_.most_units);
+    if (place == numbers_.begin) { return 0; }
+    return clamped(static_cast<long long>(at(kUnitsUntil, place - 1)) - numbers_.units_base, 0, params_.most_units);
   }
   HA_HOST_DEVICE constexpr int units_of(int place) const { return units_before(place + 1) - units_before(place); }
 
   // Of all head groups.
-  HA_HOST_DEVICE constexpr int tiles() const { return tiles_ * params_.head_groups.divisor; }
-  HA_HOST_DEVICE constexpr int units() const { return units_ * params_.head_groups.divisor; }
+  HA_HOST_DEVICE constexpr int tiles() const { return numbers_.tiles * params_.head_groups.divisor; }
+  HA_HOST_DEVICE constexpr int units() const { return numbers_.units * params_.head_groups.divisor; }
 
   HA_HOST_DEVICE constexpr int sequence(int place) const {
     return params_.metadata == nullptr ? place : clamped(at(kSequenceAt, place), 0, params_.batch - 1);
   }
 
   // Work is shared out by units and tiles are cut; otherwise CTAs take whole tiles.
-  HA_HOST_DEVICE constexpr bool by_units() const { return by_units_; }
+  HA_HOST_DEVICE constexpr bool by_units() const { return numbers_.by_units; }
 
   // Whether clusters of `size` CTAs that take a tile each, all of them at once, are done as soon as CTAs that share out
   // all units: those read as fast as memory allows, half as fast each as if they were few, and their parts are merged
   // by a kernel of its own.
   HA_HOST_DEVICE constexpr bool clusters_suffice(int size) const {
     constexpr int kUnitsOfMerging = 12;  // as long as it takes to find and to merge parts: 10 to 14 us
-    long long const shared = 2LL * units() + static_cast<long long>(kUnitsOfMerging) * ctas_;
-    return !params_.may_split || static_cast<long long>(most_units()) * ctas_ <= shared * size;
+    long long const shared = 2LL * units() + static_cast<long long>(kUnitsOfMerging) * numbers_.ctas;
+    return !params_.may_split || static_cast<long long>(most_units()) * numbers_.ctas <= shared * size;
   }
 
   // CTAs that take work.
-  HA_HOST_DEVICE constexpr int ctas() const { return ctas_; }
+  HA_HOST_DEVICE constexpr int ctas() const { return numbers_.ctas; }
 
   // How the units are cut into chunks: one for each CTA, or each unit by itself.
   HA_HOST_DEVICE constexpr Chunks chunks() const {
     int const all = units();
     if (params_.fixed_splits) { return {all, 1, all}; }
-    int size = max_of(max_of(1, params_.least_units), ceil_div(all, ctas_));
+    int size = max_of(max_of(1, params_.least_units), ceil_div(all, numbers_.ctas));
     if (params_.max_splits >= 2) { size = max_of(size, ceil_div(most_units(), params_.max_splits - 1)); }
     return {all, size, ceil_div(all, size)};
   }
 
   HA_HOST_DEVICE constexpr Draws draws(int count) const {
-    return {count, ctas_, params_.share != CardShare::kTakes, counter()};
+    return {count, numbers_.ctas, params_.share != CardShare::kTakes, counter()};
   }
 
  private:
@@ -209,15 +226,15 @@ class Schedule {
 
   // Of the places behind those of the kernel, which the other one takes; of all head groups.
   HA_HOST_DEVICE constexpr long long units_behind() const {
-    int const of_group =
-        clamped(static_cast<long long>(at(kUnitsUntil, params_.batch - 1)) - units_base_ - units_, 0, 1 << 30);
+    int const of_group = clamped(
+        static_cast<long long>(at(kUnitsUntil, params_.batch - 1)) - numbers_.units_base - numbers_.units, 0, 1 << 30);
     return static_cast<long long>(of_group) * params_.head_groups.divisor;
   }
 
   // Sums that the bound cuts off would lose tiles.
   HA_HOST_DEVICE constexpr bool units_fit() const {
-    if (params_.metadata == nullptr || begin_ == end_) { return true; }
-    return static_cast<long long>(at(kUnitsUntil, end_ - 1)) - units_base_ <= params_.most_units;
+    if (params_.metadata == nullptr || numbers_.begin == numbers_.end) { return true; }
+    return static_cast<long long>(at(kUnitsUntil, numbers_.end - 1)) - numbers_.units_base <= params_.most_units;
   }
 
   HA_HOST_DEVICE constexpr bool work_is_cut() const {
@@ -241,27 +258,21 @@ class Schedule {
   // share of the memory takes to bring the block, so units of both kernels count alike. A wrong estimate costs little:
   // idle SMs slow no memory, and prefill goes on where decode ends. Some more, if then the last round of tiles is full.
   HA_HOST_DEVICE constexpr int ctas_beside_prefill() const {
-    int const prefill = units_base_;
-    if (prefill <= 0 || units_ <= 0) { return params_.ctas; }
+    int const prefill = numbers_.units_base;
+    if (prefill <= 0 || numbers_.units <= 0) { return params_.ctas; }
     int shift = 0;  // no division of 64 bits: it is a call that producers have no registers for
-    while (units_ >> shift >= 1 << 16) { ++shift; }
-    auto const share = static_cast<unsigned>(min_of(prefill, units_) >> shift) * static_cast<unsigned>(params_.ctas);
-    int const needed = static_cast<int>(share / static_cast<unsigned>(units_ >> shift));
+    while (numbers_.units >> shift >= 1 << 16) { ++shift; }
+    auto const share =
+        static_cast<unsigned>(min_of(prefill, numbers_.units) >> shift) * static_cast<unsigned>(params_.ctas);
+    int const needed = static_cast<int>(share / static_cast<unsigned>(numbers_.units >> shift));
     int const ctas = max_of(ceil_div(3 * params_.ctas, 4), params_.ctas - needed);
-    if (by_units_ || tiles() <= 0) { return ctas; }
+    if (numbers_.by_units || tiles() <= 0) { return ctas; }
     int const in_full_rounds = ceil_div(tiles(), max_of(1, tiles() / ctas));
     return in_full_rounds <= ctas + (params_.ctas - ctas) / 2 ? in_full_rounds : ctas;
   }
 
   ScheduleParams const& params_;
-  int begin_ = 0;
-  int end_;
-  int tiles_base_ = 0;  // of the places before the first
-  int units_base_ = 0;
-  int tiles_ = 0;
-  int units_ = 0;
-  bool by_units_ = false;
-  int ctas_;
+  ScheduleNumbers numbers_;
 };
 
 // A piece of a tile: what one CTA computes at a time.

@@ -169,7 +169,7 @@ struct AttentionTraits {
     uint64_t parts_empty;   // and have merged theirs
     alignas(16) float parts_ends[kPartsEnds];
     TileWork work[kWorkSlots];
-    alignas(8) char source[kListed ? sizeof(Source) : 8];  // the scheduler warp's state
+    alignas(8) char source[kListed ? sizeof(typename Source::State) : 8];  // what the scheduler warp remembers
     uint64_t work_full[kWorkSlots];
     uint64_t work_empty[kWorkSlots];  // every warp is done with it
   };

@@ -178,46 +178,69 @@ HA_HOST_DEVICE void in_each_lane(Body body) {
 #endif
 }
 
-// Of the schedule. On the device it lies in shared memory, since producers have no registers for it; one lane makes it.
-// All lanes of a warp call it. They bring `kPlaces` places with their sequences near at a time, each lane one, so that
-// most items are found without waiting for memory.
+// Units of a chunk that a CTA has not taken yet.
+struct RestOfChunk {
+  int chunk = 0;
+  int next = 0;
+  int end = 0;
+};
+
+// What a source of work remembers of the schedule. On the device it lies in shared memory, since producers have no
+// registers for it. It does not refer to the parameters: through an address that comes from memory, each of them would
+// be a load instead of an operand.
+template <int kPlaces>
+struct WorkSourceState {
+  ScheduleNumbers schedule;
+  Chunks chunks;
+  Draws draws;
+  RestOfChunk rest;
+  int window = 0;        // the first of the places that are near
+  int window_count = 0;  // how many
+  int before = 0;        // entries before the first
+  unsigned starts = 0;   // places that have other work than the one before, a bit each
+  int until[kPlaces];    // entries up to and with each
+  int units[kPlaces];    // of each
+  Sequence sequence[kPlaces];
+
+  // One lane makes it.
+  HA_HOST_DEVICE explicit WorkSourceState(ScheduleParams const& params) {
+    Schedule const made(params);
+    schedule = made.numbers();
+    if (made.by_units()) { chunks = made.chunks(); }
+    draws = made.draws(made.by_units() ? chunks.count : made.tiles());
+    window = made.begin();
+  }
+};
+
+// Of the schedule. All lanes of a warp call it. They bring `kPlaces` places with their sequences near at a time, each
+// lane one, so that most items are found without waiting for memory.
 template <int kPlaces>
 class WorkSource {
   static_assert(kPlaces >= 1 && kPlaces <= 32);
 
  public:
+  using State = WorkSourceState<kPlaces>;
   static constexpr bool kDraws = true;  // items that another CTA could have
 
-  HA_HOST_DEVICE WorkSource(AttentionParams const& params, int slabs)
-      : params_(params),
-        schedule_(params.schedule),
-        queries_per_tile_(params.packing.queries_per_slab * slabs),
-        window_(schedule_.begin()) {
-    if (schedule_.by_units()) { chunks_ = schedule_.chunks(); }
-    draws_ = schedule_.draws(schedule_.by_units() ? chunks_.count : schedule_.tiles());
-  }
+  HA_HOST_DEVICE WorkSource(AttentionParams const& params, State& state, int slabs)
+      : params_(params), state_(state), queries_per_tile_(params.packing.queries_per_slab * slabs) {}
 
   // The next item and its sequence; item.place is -1 at the end. `draw(Draws)` hands out 0, 1, 2, ... among all CTAs.
   template <class Draw>
   HA_HOST_DEVICE void next(WorkItem& item, Sequence& sequence, Draw draw) {
-    if (schedule_.by_units()) {
+    if (schedule().by_units()) {
       next_units(item, sequence, draw);
     } else {
-      next_tile(item, sequence, draw(draws_));
+      next_tile(item, sequence, draw(state_.draws));
     }
   }
 
  private:
-  // Units of a chunk that the CTA has not taken yet.
-  struct Rest {
-    int chunk = 0;
-    int next = 0;
-    int end = 0;
-  };
+  HA_HOST_DEVICE Schedule schedule() const { return {params_.schedule, state_.schedule}; }
 
   HA_HOST_DEVICE void next_tile(WorkItem& item, Sequence& sequence, int index) {
     item.place = -1;  // all of it at once, when it is known: producers have few registers
-    if (index < 0 || index >= draws_.count) { return; }
+    if (index < 0 || index >= state_.draws.count) { return; }
     FastDivmod const& groups = params_.schedule.head_groups;
     int const in_group = groups.quotient(index);
     int const i = find(in_group);
@@ -226,11 +249,11 @@ class WorkSource {
     int begin = 0;
     int end = 1;
     if constexpr (kPlaces > 1) {
-      unsigned const later = starts_ >> i >> 1;
-      begin = log2_of(static_cast<int>(starts_ & ~(~0U << i << 1)));
-      end = later == 0 ? window_count_ : i + 1 + log2_of(static_cast<int>(later & -later));
+      unsigned const later = state_.starts >> i >> 1;
+      begin = log2_of(static_cast<int>(state_.starts & ~(~0U << i << 1)));
+      end = later == 0 ? state_.window_count : i + 1 + log2_of(static_cast<int>(later & -later));
     }
-    int const tiles = until_[begin] - before(begin);
+    int const tiles = state_.until[begin] - before(begin);
     int const within = index - before(begin) * groups.divisor;
     int const heads = (end - begin) * groups.divisor;
     // Head groups whose K and V fit in L2 run together; in a pass query block by query block. Every other pass begins
@@ -239,7 +262,7 @@ class WorkSource {
     int pass = 0;
     int passes = 1;
     int in_pass = within;
-    int const keys = sequence_[begin].len.k;
+    int const keys = state_.sequence[begin].len.k;
     if (static_cast<long long>(keys) * heads > static_cast<long long>(params_.keys_in_l2) * params_.sharing) {
       int const fitting = params_.keys_in_l2 / max_of(1, keys) * params_.sharing;
       width = min_of(heads, max_of(params_.sharing, fitting));
@@ -251,74 +274,76 @@ class WorkSource {
     int const m = tiles == 1 ? 0 : in_pass / pass_width;
     int const of_places = pass * width + in_pass - m * pass_width;
     int const place = groups.quotient(of_places);
-    bool const turned = (schedule_.end() - window_ - end + passes - 1 - pass) % 2 != 0;
-    item = {.place = window_ + begin + place,
+    bool const turned = (schedule().end() - state_.window - end + passes - 1 - pass) % 2 != 0;
+    item = {.place = state_.window + begin + place,
             .head = of_places - place * groups.divisor,
             .m = (params_.mask.right == kUnlimited) != turned ? m : tiles - 1 - m};
-    sequence = sequence_[begin + place];
+    sequence = state_.sequence[begin + place];
   }
 
   template <class Draw>
   HA_HOST_DEVICE void next_units(WorkItem& item, Sequence& sequence, Draw draw) {
     item.place = -1;
-    Rest rest = rest_;
+    RestOfChunk rest = state_.rest;
     if (rest.next >= rest.end) {
-      rest.chunk = draw(draws_);
-      if (rest.chunk < 0 || rest.chunk >= chunks_.count) { return; }
-      rest.next = chunks_.begin(rest.chunk);
-      rest.end = chunks_.begin(rest.chunk + 1);
+      rest.chunk = draw(state_.draws);
+      if (rest.chunk < 0 || rest.chunk >= state_.chunks.count) { return; }
+      rest.next = state_.chunks.begin(rest.chunk);
+      rest.end = state_.chunks.begin(rest.chunk + 1);
       if (rest.next >= rest.end) { return; }
     }
     int const i = find(params_.schedule.head_groups.quotient(rest.next));
     if (i < 0) { return; }
-    sequence = sequence_[i];
+    sequence = state_.sequence[i];
     int const tiles =
         sequence.len.q <= queries_per_tile_ ? min_of(sequence.len.q, 1) : ceil_div(sequence.len.q, queries_per_tile_);
-    FoundPlace const found{window_ + i, before(i), until_[i]};
+    FoundPlace const found{state_.window + i, before(i), state_.until[i]};
     UnitTile const tile = unit_tile(found, tiles, rest.next, params_.schedule.head_groups.divisor);
     int const first = rest.next - tile.begin;
     int const last = params_.schedule.fixed_splits ? first + 1 : min_of(tile.units, rest.end - tile.begin);
     bool const whole = first == 0 && last == tile.units;
-    int const slot = params_.schedule.fixed_splits ? rest.next : slot_of(chunks_, rest.chunk, tile.begin);
+    int const slot = params_.schedule.fixed_splits ? rest.next : slot_of(state_.chunks, rest.chunk, tile.begin);
     item = {found.place, tile.head, tile.m, first, last, tile.units, whole ? -1 : slot};
     rest.next = tile.begin + last;
     in_each_lane([&](int lane) {
-      if (lane == 0) { rest_ = rest; }
+      if (lane == 0) { state_.rest = rest; }
     });
   }
 
   // Entries of the list, tiles or units of one head group, before a place of the schedule, and of the window.
   HA_HOST_DEVICE int entries_before(int place) const {
-    return schedule_.by_units() ? schedule_.units_before(place) : schedule_.tiles_before(place);
+    return schedule().by_units() ? schedule().units_before(place) : schedule().tiles_before(place);
   }
-  HA_HOST_DEVICE int before(int i) const { return i == 0 ? before_ : until_[i - 1]; }
+  HA_HOST_DEVICE int before(int i) const { return i == 0 ? state_.before : state_.until[i - 1]; }
 
   // Which place of the window, which it moves there, holds entry `x`; -1 if none does, in damaged metadata.
   HA_HOST_DEVICE int find(int x) {
-    // A place of few queries has one tile; else it is mostly in the places that follow.
-    bool const one_each = params_.schedule.bound_by_memory && !schedule_.by_units();
-    int place = one_each ? schedule_.begin() + x : window_ + window_count_;
+    // A place of few queries has one tile; else it is mostly in the places that follow, but for the first one.
+    bool const one_each = params_.schedule.bound_by_memory && !schedule().by_units();
+    int place = one_each ? schedule().begin() + x : state_.window + state_.window_count;
+    bool const anywhere = kPlaces == 1 && state_.window_count == 0 && !one_each;
     HA_NO_UNROLL
-    for (int attempt = 0; !may_hold(x); ++attempt) {
+    for (int attempt = anywhere ? 1 : 0; !may_hold(x); ++attempt) {
       if (attempt == 2) { return -1; }
       if (attempt == 1) {
-        place = find_place(schedule_.begin(), schedule_.end(), x, [&](int p) { return entries_before(p + 1); });
+        place = find_place(schedule().begin(), schedule().end(), x, [&](int p) { return entries_before(p + 1); });
       }
-      if (place < schedule_.end()) { move(place); }
+      if (place < schedule().end()) { move(place); }
     }
     if constexpr (kPlaces == 1) { return 0; }
-    unsigned const earlier = lanes_where([&](int lane) { return lane < window_count_ && until_[lane] <= x; });
+    unsigned const earlier =
+        lanes_where([&](int lane) { return lane < state_.window_count && state_.until[lane] <= x; });
     int const i = earlier == ~0U ? kPlaces : log2_of(static_cast<int>(~earlier & -~earlier));
-    return i < window_count_ && before(i) <= x && x < until_[i] ? i : -1;
+    return i < state_.window_count && before(i) <= x && x < state_.until[i] ? i : -1;
   }
   HA_HOST_DEVICE bool may_hold(int x) const {
-    return window_count_ > 0 && before_ <= x && x < until_[window_count_ - 1];
+    return state_.window_count > 0 && state_.before <= x && x < state_.until[state_.window_count - 1];
   }
 
   // Windows begin at multiples of their size, so that all CTAs see the same places together.
   HA_HOST_DEVICE void move(int place) {
-    int const window = place - (place - schedule_.begin()) % kPlaces;
-    int const count = min_of(kPlaces, schedule_.end() - window);
+    int const window = place - (place - schedule().begin()) % kPlaces;
+    int const count = min_of(kPlaces, schedule().end() - window);
     // One after the other: producers have no registers for all of it. A single place is the same for all lanes, which
     // then need one register for all.
     auto const in_place_of_lane = [&](auto body) {
@@ -329,18 +354,18 @@ class WorkSource {
     };
     in_place_of_lane([&](int i, bool writes) {
       int const until = entries_before(window + i + 1);
-      if (writes) { until_[i] = until; }
+      if (writes) { state_.until[i] = until; }
     });
     in_place_of_lane([&](int i, bool writes) {
-      Sequence const sequence = sequence_at(params_.sequences, schedule_.sequence(window + i));
-      if (writes) { sequence_[i] = sequence; }
+      Sequence const sequence = sequence_at(params_.sequences, schedule().sequence(window + i));
+      if (writes) { state_.sequence[i] = sequence; }
     });
     int const first = entries_before(window);
     in_each_lane([&](int lane) {
       if (lane > 0) { return; }
-      window_ = window;
-      window_count_ = count;
-      before_ = first;
+      state_.window = window;
+      state_.window_count = count;
+      state_.before = first;
     });
     if constexpr (kPlaces > 1) { find_starts(); }
   }
@@ -348,31 +373,21 @@ class WorkSource {
   // Places that have other work than the one before them.
   HA_HOST_DEVICE void find_starts() {
     in_each_lane([&](int lane) {
-      if (lane < window_count_) { units_[lane] = schedule_.units_of(window_ + lane); }
+      if (lane < state_.window_count) { state_.units[lane] = schedule().units_of(state_.window + lane); }
     });
     auto const differs = [&](int a, int b) {
-      return until_[a] - before(a) != until_[b] - before(b) || units_[a] != units_[b];
+      return state_.until[a] - before(a) != state_.until[b] - before(b) || state_.units[a] != state_.units[b];
     };
     unsigned const starts =
-        lanes_where([&](int lane) { return lane < window_count_ && (lane == 0 || differs(lane, lane - 1)); });
+        lanes_where([&](int lane) { return lane < state_.window_count && (lane == 0 || differs(lane, lane - 1)); });
     in_each_lane([&](int lane) {
-      if (lane == 0) { starts_ = starts; }
+      if (lane == 0) { state_.starts = starts; }
     });
   }
 
   AttentionParams const& params_;
-  Schedule schedule_;
+  State& state_;
   int queries_per_tile_;
-  Chunks chunks_{};
-  Draws draws_;
-  Rest rest_;
-  int window_;            // its first place
-  int window_count_ = 0;  // places in it
-  int before_ = 0;        // entries before the first
-  unsigned starts_ = 0;   // places that have other work than the one before, a bit each
-  int until_[kPlaces];    // entries up to and with each
-  int units_[kPlaces];    // of each
-  Sequence sequence_[kPlaces];
 };
 
 }  // namespace hopper_attention

@@ -123,11 +123,12 @@ HA_HOST_DEVICE void list_items(AttentionParams const& params, ListedSource& sour
 }
 
 __global__ void list_all(__grid_constant__ AttentionParams const params, int slabs, ListedItem* items) {
-  __shared__ alignas(ListedSource) char memory[sizeof(ListedSource)];
-  if (threadIdx.x == 0) { new (memory) ListedSource(params, slabs); }
+  using State = ListedSource::State;
+  __shared__ alignas(State) char memory[sizeof(State)];
+  if (threadIdx.x == 0) { new (memory) State(params.schedule); }
   __syncwarp();
-  list_items(params, *reinterpret_cast<ListedSource*>(memory), static_cast<int>(blockIdx.x),
-             items + blockIdx.x * kMostItems);
+  ListedSource source(params, *reinterpret_cast<State*>(memory), slabs);
+  list_items(params, source, static_cast<int>(blockIdx.x), items + blockIdx.x * kMostItems);
 }
 
 // The same of a grid of clusters.
@@ -271,7 +272,8 @@ int check_schedules() {
       work.sequences = host.sequences;
       work.schedule.metadata = expected.data();
       for (int cta = 0; cta < 132; ++cta) {
-        ListedSource source(work, slabs);
+        ListedSource::State state(work.schedule);
+        ListedSource source(work, state, slabs);
         list_items(work, source, cta, wanted.data() + std::size_t{kMostItems} * cta);
       }
       if (std::memcmp(found.data(), wanted.data(), count * sizeof(ListedItem)) != 0 && ++wrong <= 5) {

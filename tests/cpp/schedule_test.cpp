@@ -103,6 +103,12 @@ AttentionParams params_of(Call& call, KernelPlan const& kernel) {
   p.least_queries = kernel.least_queries;
   p.most_queries = kernel.most_queries;
   p.cluster = cluster_params(call.plan, kernel, call.problem.heads_q, call.metadata.data());
+  if (!call.plan.listed && call.plan.cluster == 0) {
+    int const queries = p.packing.queries_per_slab * slabs_of(kernel.tile);
+    p.scheduler = make_scheduler_params(call.problem.batch, call.problem.heads_q / call.plan.packed_heads,
+                                        ceil_div(call.problem.seqlen_q, queries), call.plan.heads_per_pass,
+                                        call.problem.mask.right != kUnlimited, kernel.ctas);
+  }
   return p;
 }
 
@@ -217,6 +223,7 @@ void make_call(Request const& r, Call& call) {
                                .head_dim_v = r.head_dim},
                               options);
   if (call.problem.packed_q) { call.problem.total_q = s.seqlen_q; }
+  if (r.packed_k && batch > 1) { call.problem.keys_known = s.capacity_k >= batch * longest_k; }
   testing::ForcedPlan forced;
   forced.num_splits = r.forced_splits;
   forced.cluster = r.forced_cluster;
@@ -251,6 +258,11 @@ Request random_request(Random& random) {
     r.slack = pick(random, 0, 2) == 0 ? pick(random, 0, 1000) : 0;
     r.options.cp_world_size = ranks;
     r.options.cp_rank = rank;
+  }
+  if (!r.alike && ranks == 1 && pick(random, 0, 7) == 0) {  // on the device, but there are rows for nothing else
+    r.lengths.assign(r.lengths.size(), {pick(random, 1, 600), pick(random, 1, 3000)});
+    r.packed_q = r.packed_k = true;
+    r.slack = r.leftpad = 0;
   }
   r.page_unit = r.packed_k || r.alike ? 1 : one_of<int>(random, {1, 8, 64});
   std::tie(r.heads_q, r.heads_k) =
@@ -334,6 +346,21 @@ std::string run_drawing(AttentionParams const& params, KernelPlan const& kernel,
   return "";
 }
 
+// A source of work with what it remembers, at an address that stays.
+template <class Source>
+struct WithState {
+  WithState(AttentionParams const& params, int slabs) : state(params.schedule), source(params, state, slabs) {}
+  WithState(WithState const&) = delete;
+
+  template <class Draw>
+  void next(WorkItem& item, Sequence& sequence, Draw draw) {
+    source.next(item, sequence, draw);
+  }
+
+  typename Source::State state;
+  Source source;
+};
+
 std::string run_kernel(AttentionParams const& params, KernelPlan const& kernel, Random& random, Turn turn,
                        std::vector<Done>& done) {
   if (kernel.family == KernelFamily::kDecode && work_from(params) == WorkFrom::kDrawnTiles) {
@@ -341,10 +368,25 @@ std::string run_kernel(AttentionParams const& params, KernelPlan const& kernel, 
   }
   int const slabs = slabs_of(kernel.tile);
   auto const run = [&]<class Source>(std::type_identity<Source>) {
-    return run_drawing(params, kernel, random, turn, done, [&] { return Source(params, slabs); });
+    return run_drawing(params, kernel, random, turn, done, [&] { return WithState<Source>(params, slabs); });
   };
   return kernel.family == KernelFamily::kDecode ? run(std::type_identity<WorkSource<1>>{})
                                                 : run(std::type_identity<WorkSource<32>>{});
+}
+
+// Tiles that follow from their index, also those of queries that a sequence does not have.
+std::vector<Done> run_tile_list(AttentionParams const& params, KernelPlan const& kernel) {
+  std::vector<Done> done;
+  for (int cta = 0; cta < kernel.ctas; ++cta) {
+    DenseWorkSource source(params, cta);
+    for (WorkItem item;;) {
+      Sequence sequence{};
+      source.next(item, sequence, 0);
+      if (item.place < 0) { break; }
+      done.push_back({item, tile_work(params, slabs_of(kernel.tile), kernel.tile.keys, item, sequence), cta, -1});
+    }
+  }
+  return done;
 }
 
 // The parts of a tile, if it has any, are merged by a cluster.
@@ -511,6 +553,7 @@ std::string run_clusters(AttentionParams const& params, KernelPlan const& kernel
 struct Seen {
   int by_units = 0, by_tiles = 0, fixed = 0, alike = 0, parted = 0, two_kernels = 0, clusters = 0, drawn = 0;
   int two_decode_kernels = 0;
+  int by_index = 0;
   int clusters_by_schedule = 0, drawn_by_schedule = 0, units_by_schedule = 0;
 };
 
@@ -623,7 +666,14 @@ std::string call_fault(Call& call, Random& random, Seen& seen) {
     ++seen.clusters;
     return cluster_fault(call, call.plan.kernels.front(), random, seen);
   }
-  if (!call.plan.listed) { return ""; }
+  if (!call.plan.listed) {
+    if (!call.problem.ragged) { return ""; }
+    KernelPlan const& kernel = call.plan.kernels.front();
+    AttentionParams const params = params_of(call, kernel);
+    auto const tiles = parts_of_tiles(params, run_tile_list(params, kernel));
+    ++seen.by_index;
+    return coverage_fault(call, kernel, params, tiles);
+  }
   if (call.plan.cluster_if_alike > 0 || call.plan.draws_if_whole) {
     WorkFrom const from = work_from(params_of(call, call.plan.kernels.front()));
     seen.clusters_by_schedule += from == WorkFrom::kClusters;
@@ -669,6 +719,13 @@ std::string call_fault(Call& call, Random& random, Seen& seen) {
   return "";
 }
 
+// Where sequences of at most `longest` rows begin.
+std::vector<int> shorter_starts(Random& random, std::size_t batch, int longest) {
+  std::vector<int> starts{0};
+  for (std::size_t b = 0; b < batch; ++b) { starts.push_back(starts.back() + pick(random, 0, longest)); }
+  return starts;
+}
+
 // The key blocks of each part, by query block, of sequence `b`'s first head.
 std::map<int, std::vector<std::pair<int, int>>> cuts_of(Call& call, int b, Random& random) {
   std::map<int, std::vector<std::pair<int, int>>> cuts;
@@ -703,6 +760,7 @@ TEST_CASE("schedule: random calls compute every key block of every query block o
   CHECK(seen.by_tiles > 50);
   CHECK(seen.fixed > 50);
   CHECK(seen.alike > 20);
+  CHECK(seen.by_index > 20);
   CHECK(seen.two_kernels > 50);
   CHECK(seen.two_decode_kernels > 20);
   CHECK(seen.parted > 1000);
@@ -910,6 +968,34 @@ TEST_CASE("schedule: fixed splits of a sequence follow from the sequence alone")
   CHECK(dense > 10);
 }
 
+TEST_CASE("schedule: a graph that was captured with rows for the longest of all sequences serves shorter ones") {
+  Random random(9);
+  for (int i = 0; i < 200; ++i) {
+    Request request = random_request(random);
+    SeqlenQK const longest{pick(random, 129, 900), pick(random, 1, 3000)};
+    request.lengths.assign(static_cast<std::size_t>(pick(random, 1, 9)), longest);
+    request.alike = request.options.batch_invariant = false;
+    request.packed_q = request.packed_k = true;
+    request.page_unit = 1;
+    request.slack = request.leftpad = request.forced_splits = request.forced_cluster = 0;
+    request.options.num_splits = 1;
+    request.options.cp_world_size = 1;
+    request.options.cp_rank = 0;
+    CAPTURE(text_of(request));
+    Call call;
+    make_call(request, call);
+    REQUIRE_FALSE(call.plan.listed);
+    REQUIRE_FALSE(call.plan.makes_schedule);
+    call.lengths.cu_seqlens_q = shorter_starts(random, request.lengths.size(), longest.q);
+    call.lengths.cu_seqlens_k = shorter_starts(random, request.lengths.size(), longest.k);
+    call.sequences.cu_seqlens_q = call.lengths.cu_seqlens_q.data();
+    call.sequences.cu_seqlens_k = call.lengths.cu_seqlens_k.data();
+    KernelPlan const& kernel = call.plan.kernels.front();
+    AttentionParams const params = params_of(call, kernel);
+    REQUIRE(coverage_fault(call, kernel, params, parts_of_tiles(params, run_tile_list(params, kernel))) == "");
+  }
+}
+
 TEST_CASE("schedule: damaged metadata leads to no place outside, no slot outside and an end") {
   Random random(3);
   std::int64_t items = 0;
@@ -931,6 +1017,7 @@ TEST_CASE("schedule: damaged metadata leads to no place outside, no slot outside
     CAPTURE(text_of(request));
     Call call;
     make_call(request, call);
+    if (!call.plan.listed && call.plan.cluster == 0) { continue; }
     int const kind = pick(random, 0, 3);
     for (std::size_t at = 0; at < call.metadata.size(); ++at) {
       int const noise = static_cast<int>(random());

@@ -45,7 +45,7 @@ SIGNATURES = {
         batch_invariant=False, scheduler_metadata=False)""",
     "plan": """(*, dtype, kv_dtype=None, head_dim, head_dim_v=None, page_size=None, causal=False, window_size=(-1, -1),
         softcap=0.0, sinks=False, device=None, batch, max_seqlen_q, max_seqlen_k, heads_q, heads_kv, num_splits=0,
-        attention_chunk=0, batch_invariant=False, lengths_on_device=False, total_q=None,
+        attention_chunk=0, batch_invariant=False, lengths_on_device=False, total_q=None, total_k=None,
         scheduler_metadata=False, rotary=False)""",
     "support_matrix": "()",
     "info": "()",

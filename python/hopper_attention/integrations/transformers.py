@@ -39,6 +39,7 @@ def register() -> str:
         AttentionMaskInterface.register(name, mask)
     _provide_functions()
     _accept_name()
+    _wait_for_buffers()
     return NAME
 
 
@@ -89,6 +90,32 @@ def _accept_name() -> None:
 
     check.knows_hopper_attention = True
     PreTrainedModel._check_and_adjust_attn_implementation = check
+
+
+def _wait_for_buffers() -> None:
+    """Has continuous batching begin when its buffers and the model are ready.
+
+    transformers clears the buffers of a step on the stream of the thread and copies inputs into them on another one,
+    which waits for nothing (5.23, `ContinuousBatchProcessor`; every attention implementation). On a GPU that is shared
+    the clearing came last: prompts were zeros, page ids garbage.
+    """
+    try:
+        from transformers.generation.continuous_batching.continuous_api import ContinuousBatchingManager as Manager
+    except ImportError:
+        return
+    original = getattr(Manager, "_create_batch_processor", None)
+    if original is None or getattr(original, "knows_hopper_attention", False):
+        return
+
+    @wraps(original)
+    def create(self, *args, **kwargs):
+        made = original(self, *args, **kwargs)
+        if self.model.device.type == "cuda":
+            torch.cuda.current_stream(self.model.device).synchronize()
+        return made
+
+    create.knows_hopper_attention = True
+    Manager._create_batch_processor = create
 
 
 def attention(

@@ -256,6 +256,36 @@ def test_transformers_generate_the_same_tokens(name):
     assert torch.equal(*tokens)
 
 
+# How long transformers' clearing of its buffers is held up, as by other processes on the GPU, in cycles.
+HELD = (0, 1_000_000, 3_000_000, 10_000_000)
+
+
+@pytest.mark.parametrize("held", HELD)
+def test_transformers_continuous_batching_waits_for_its_buffers(held, monkeypatch):
+    """Without the wait, prompts are zeros where they are cleared behind the copy that fills them."""
+    pytest.importorskip(
+        "transformers", minversion="5.23", reason="transformers 5.23 is needed, whose engine this is for"
+    )
+    from transformers.generation.continuous_batching.input_outputs import ContinuousBatchingAsyncIOs
+
+    from hopper_attention.integrations import transformers as integration
+    from integrations.tiny_models import continuous_batching, model, one_by_one, prompts
+
+    integration.register()
+    reset = ContinuousBatchingAsyncIOs.reset
+
+    def late(self):
+        torch.cuda._sleep(held)
+        reset(self)
+
+    monkeypatch.setattr(ContinuousBatchingAsyncIOs, "reset", late)
+    ids, mask = prompts()
+    inputs = [row[kept.bool()].tolist() for row, kept in zip(ids, mask, strict=True)]
+    made = model("llama", integration.CONTINUOUS_BATCHING_NAME, "cuda", torch.float16)
+    expected = one_by_one(model("llama", "eager", "cuda", torch.float16), inputs, 8)
+    assert continuous_batching(made, inputs, 8) == expected
+
+
 @pytest.mark.parametrize("name", ["llama", "gemma 2, softcap and sliding window", "gpt-oss, sinks and sliding window"])
 def test_transformers_continuous_batching(name, monkeypatch):
     """It captures its steps, and takes its fast path for decoding where no layer has a window; both on a GPU alone."""

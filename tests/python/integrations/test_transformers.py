@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -199,6 +201,22 @@ def test_continuous_batching(name, calls, searches):
     assert set(calls) == {"flash_attn_varlen_func"}
     assert not searches
     assert got == one_by_one(model(name, "eager"), inputs, 8)
+
+
+def test_continuous_batching_begins_when_its_buffers_are_ready(monkeypatch):
+    """transformers clears them on another stream than it fills them from, without an order. No GPU here: a spy waits."""
+    from transformers.generation.continuous_batching.continuous_api import ContinuousBatchingManager as Manager
+
+    done = []
+    stream = SimpleNamespace(synchronize=lambda: done.append("waited"))
+    monkeypatch.setattr(Manager, "_create_batch_processor", lambda self: done.append("made") or "processor")
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    integration.register()
+    integration.register()  # once is enough
+    for device, wanted in (("cuda", ["made", "waited"]), ("cpu", ["made"])):
+        done.clear()
+        manager = SimpleNamespace(model=SimpleNamespace(device=torch.device(device)))
+        assert Manager._create_batch_processor(manager) == "processor" and done == wanted
 
 
 def test_other_implementations_are_still_checked():
