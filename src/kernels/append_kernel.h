@@ -245,6 +245,36 @@ __device__ __forceinline__ uint4 rotate(RotaryParams const& rotary, Element cons
   return vector;
 }
 
+__device__ __forceinline__ void fetch_to_l2(void const* address) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
+}
+
+// A number that the kernel before may still write, read past L1, where it must not stay.
+__device__ __forceinline__ int hint(int const* number) {
+  int value;
+  asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(number));
+  return value;
+}
+
+// Brings near what a token's place follows from, as far as lengths tell before they are certain.
+__device__ __forceinline__ void expect_place(AppendParams const& params, AppendJob const& job, TokenOf const& of) {
+  CacheParams const& cache = params.cache;
+  RotaryParams const& rotary = params.rotary;
+  if (cache.capacity == 0) { return; }
+  std::int64_t const used = cache.seqused != nullptr ? hint(cache.seqused + of.sequence) : cache.seqused_all;
+  int const slot = clamp(used + of.index, 0, cache.capacity - 1);
+  if (job.to_cache && cache.page_table != nullptr) {
+    fetch_to_l2(cache.page_table + of.sequence * cache.page_table_stride + cache.page_size.quotient(slot));
+  }
+  if (job.rotate && rotary.positions > 0) {
+    std::int64_t const first = rotary.seqlens != nullptr ? hint(rotary.seqlens + of.sequence) : used;
+    int const position = clamp(first + of.index, 0, rotary.positions - 1);
+    int const bytes = rotary.float32 ? 4 : 2;
+    fetch_to_l2(static_cast<char const*>(rotary.cos) + position * rotary.cos_stride * bytes);
+    fetch_to_l2(static_cast<char const*>(rotary.sin) + position * rotary.sin_stride * bytes);
+  }
+}
+
 template <class Element>
 __global__ void __launch_bounds__(kAppendThreads) append_tokens(__grid_constant__ AppendParams const params) {
   __shared__ Place places[kMaxTokensPerBlock];
@@ -266,7 +296,7 @@ __global__ void __launch_bounds__(kAppendThreads) append_tokens(__grid_constant_
     uint4 vector;
     uint4 partner;
   };
-  auto const read = [&](int i) {
+  auto const locate = [&](int i) {
     int const row = job.vectors.quotient(i);
     int const token = job.heads_per_block.quotient(row);
     Item item{token, first_head + row - token * job.heads_per_block.divisor, (i - row * job.vectors.divisor) * kColumns,
@@ -275,6 +305,10 @@ __global__ void __launch_bounds__(kAppendThreads) append_tokens(__grid_constant_
     if (item.head >= job.heads) { return item; }
     item.from = static_cast<Element const*>(job.source) + token_offset(job, job.source_stride, first_token + token) +
                 item.head * job.source_stride.head;
+    return item;
+  };
+  auto const read = [&](Item item) {
+    if (item.from == nullptr) { return item; }
     item.vector = *reinterpret_cast<uint4 const*>(item.from + item.column);
     if (job.rotate && has_partner(params.rotary, item.column)) {
       item.partner = *reinterpret_cast<uint4 const*>(item.from + partner_of(params.rotary, item.column));
@@ -283,22 +317,23 @@ __global__ void __launch_bounds__(kAppendThreads) append_tokens(__grid_constant_
   };
 
   start_dependents();
-  wait_for_prerequisites();
   int const thread = static_cast<int>(threadIdx.x);
   Item item{};
-  if (thread < vectors) { item = read(thread); }
-
+  if (thread < vectors) { item = locate(thread); }
+  if (item.from != nullptr) { fetch_to_l2(item.from + item.column); }
   // Each warp places up to four tokens, a lane for each.
   int const lane = thread % kWarp;
   int const warp = thread / kWarp;
   int const mine = warp + lane * kWarps;
   TokenOf of{-1, 0};
-  if (job.starts == nullptr) {
-    if (mine < tokens) {
-      of.sequence = job.seqlen.quotient(first_token + mine);
-      of.index = first_token + mine - of.sequence * job.seqlen.divisor;
-    }
-  } else {
+  if (job.starts == nullptr && mine < tokens) {
+    of.sequence = job.seqlen.quotient(first_token + mine);
+    of.index = first_token + mine - of.sequence * job.seqlen.divisor;
+    expect_place(params, job, of);
+  }
+  wait_for_prerequisites();
+  item = read(item);
+  if (job.starts != nullptr) {
     for (int turn = 0; warp + turn * kWarps < tokens; ++turn) {
       TokenOf const found = find_token(job.starts, params.batch, job.tokens, first_token + warp + turn * kWarps);
       if (lane == turn) { of = found; }
@@ -309,7 +344,7 @@ __global__ void __launch_bounds__(kAppendThreads) append_tokens(__grid_constant_
 
   auto* const destination = static_cast<Element*>(job.destination);
   for (int i = thread; i < vectors; i += kAppendThreads) {
-    if (i != thread) { item = read(i); }
+    if (i != thread) { item = read(locate(i)); }
     Place const place = places[item.token];
     if (place.sequence < 0 || item.head >= job.heads) { continue; }
     int const row = job.to_cache ? cache_row(params.cache, place) : 0;

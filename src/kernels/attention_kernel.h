@@ -125,12 +125,16 @@ __device__ __forceinline__ void schedule(AttentionParams const& params, typename
     return __shfl_sync(0xffffffff, index, 0);
   };
   WorkFrom from = Traits::kListed && params.listed ? WorkFrom::kSchedule : WorkFrom::kTileList;
+  ScheduleNumbers numbers;  // of a schedule that has decided
   if constexpr (Traits::kDecode) {
+    from = work_from(params);
     if (params.cluster.by_schedule) {
       start_role<Traits>(params);
       warm_schedule(params.schedule, params.sequences);
+      Schedule const schedule(params.schedule);
+      numbers = schedule.numbers();
+      from = work_from(params.cluster, schedule);
     }
-    from = work_from(params);
   }
   if (Traits::kDecode && from == WorkFrom::kClusters) {
     ClusterWorkSource source(params, blockIdx.x);
@@ -146,11 +150,14 @@ __device__ __forceinline__ void schedule(AttentionParams const& params, typename
     start_role<Traits>(params);
     publish<Traits>(params, shared, source, draw);
   } else {
-    start_role<Traits>(params);
-    warm_schedule(params.schedule, params.sequences);
+    if (!Traits::kDecode || !params.cluster.by_schedule) {
+      start_role<Traits>(params);
+      warm_schedule(params.schedule, params.sequences);
+      numbers = Schedule(params.schedule).numbers();
+    }
     using Source = typename Traits::Source;
     using State = typename Source::State;
-    if (threadIdx.x % 32 == 0) { new (shared.source) State(params.schedule); }
+    if (threadIdx.x % 32 == 0) { new (shared.source) State(Schedule(params.schedule, numbers)); }
     __syncwarp();
     Source source(params, *reinterpret_cast<State*>(shared.source), Traits::kConsumerWarpgroups);
     publish<Traits>(params, shared, source, draw);

@@ -39,8 +39,7 @@ HA_HOST_DEVICE PartedTile find_parted_tile(SplitCombineTask const& task, Sequenc
     return parted;
   }
   Schedule const schedule(params);
-  bool const by_clusters = task.cluster.size > 0 && schedule.clusters_suffice(task.cluster.size);
-  if (!schedule.by_units() || by_clusters) { return parted; }
+  if (!schedule.by_units() || work_from(task.cluster, schedule) != WorkFrom::kSchedule) { return parted; }
   int const heads = params.head_groups.divisor;
   Chunks const chunks = schedule.chunks();
   if (!params.fixed_splits && index + 1 >= chunks.count) { return parted; }

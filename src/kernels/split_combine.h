@@ -16,7 +16,7 @@ namespace hopper_attention {
 
 // Several warps share a row where a tile has many parts; they add up in shared memory in a fixed order.
 template <int kColumns>  // of a lane: head dims up to 32 * kColumns
-__global__ void __launch_bounds__(kSplitCombineThreads)
+__global__ void __launch_bounds__(kSplitCombineThreads, 4)
     split_combine_kernel(__grid_constant__ SplitCombineParams const params) {
   __shared__ float shared_out[kSplitCombineWarps][32 * kColumns];
   __shared__ float shared_sum[kSplitCombineWarps];
@@ -24,10 +24,22 @@ __global__ void __launch_bounds__(kSplitCombineThreads)
   SplitCombineTask const& task = params.task[second ? 1 : 0];
   int const lane = threadIdx.x % 32;
   int const warp = threadIdx.x / 32;
-  Sequence sequence;
-  warm_schedule(task.schedule, params.sequences);
-  PartedTile const tile = find_parted_tile(task, params.sequences, sequence,
-                                           static_cast<int>(blockIdx.x) - (second ? params.task[0].candidates : 0));
+  // By one warp: blocks are many, and all of their warps would be in each other's way.
+  __shared__ PartedTile shared_tile;
+  __shared__ Sequence shared_sequence;
+  if (warp == 0) {
+    Sequence found{};
+    warm_schedule(task.schedule, params.sequences);
+    PartedTile const parted = find_parted_tile(task, params.sequences, found,
+                                               static_cast<int>(blockIdx.x) - (second ? params.task[0].candidates : 0));
+    if (lane == 0) {
+      shared_tile = parted;
+      shared_sequence = found;
+    }
+  }
+  __syncthreads();
+  PartedTile const tile = shared_tile;
+  Sequence const sequence = shared_sequence;
   // The schedule and the lengths are older than the parts. Blocks without a tile make room for others, but for one, so
   // that this kernel ends last.
   if (tile.place >= 0 || blockIdx.x + blockIdx.y == 0) { wait_for_prerequisites(); }

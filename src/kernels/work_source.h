@@ -91,7 +91,7 @@ class ClusterWorkSource {
     if (cluster.first_takes_all(sequence_.len)) {
       item.units = cluster.size;
       item.slot = -1;
-      if (item.first >= cluster.size) { item.m = sequence_.len.q; }  // none of its queries
+      if (item.first >= cluster.size) { item = {}; }  // nothing for the others, which have no second tile
     }
     ++item_.m;
   }
@@ -142,15 +142,17 @@ class DrawnTileSource {
 // What a CTA of a kernel of few queries takes its work from.
 enum class WorkFrom { kTileList, kClusters, kDrawnTiles, kSchedule };
 
+// Where that follows from the plan.
 HA_HOST_DEVICE WorkFrom work_from(AttentionParams const& params) {
   ClusterParams const& cluster = params.cluster;
   if (cluster.on()) { return cluster.draws() ? WorkFrom::kDrawnTiles : WorkFrom::kClusters; }
-  if (!params.listed) { return WorkFrom::kTileList; }
-  if (cluster.by_schedule) {
-    Schedule const schedule(params.schedule);
-    if (cluster.size > 0 && schedule.clusters_suffice(cluster.size)) { return WorkFrom::kClusters; }
-    if (cluster.size == 0 && !schedule.by_units()) { return WorkFrom::kDrawnTiles; }
-  }
+  return params.listed ? WorkFrom::kSchedule : WorkFrom::kTileList;
+}
+
+// Where the schedule decides, for the attention kernel and the one that merges behind it.
+HA_HOST_DEVICE WorkFrom work_from(ClusterParams const& cluster, Schedule const& schedule) {
+  if (cluster.size > 0 && schedule.clusters_suffice(cluster.size)) { return WorkFrom::kClusters; }
+  if (cluster.size == 0 && !schedule.by_units()) { return WorkFrom::kDrawnTiles; }
   return WorkFrom::kSchedule;
 }
 
@@ -203,9 +205,7 @@ struct WorkSourceState {
   Sequence sequence[kPlaces];
 
   // One lane makes it.
-  HA_HOST_DEVICE explicit WorkSourceState(ScheduleParams const& params) {
-    Schedule const made(params);
-    schedule = made.numbers();
+  HA_HOST_DEVICE explicit WorkSourceState(Schedule const& made) : schedule(made.numbers()) {
     if (made.by_units()) { chunks = made.chunks(); }
     draws = made.draws(made.by_units() ? chunks.count : made.tiles());
     window = made.begin();

@@ -125,7 +125,7 @@ HA_HOST_DEVICE void list_items(AttentionParams const& params, ListedSource& sour
 __global__ void list_all(__grid_constant__ AttentionParams const params, int slabs, ListedItem* items) {
   using State = ListedSource::State;
   __shared__ alignas(State) char memory[sizeof(State)];
-  if (threadIdx.x == 0) { new (memory) State(params.schedule); }
+  if (threadIdx.x == 0) { new (memory) State(Schedule(params.schedule)); }
   __syncwarp();
   ListedSource source(params, *reinterpret_cast<State*>(memory), slabs);
   list_items(params, source, static_cast<int>(blockIdx.x), items + blockIdx.x * kMostItems);
@@ -272,7 +272,7 @@ int check_schedules() {
       work.sequences = host.sequences;
       work.schedule.metadata = expected.data();
       for (int cta = 0; cta < 132; ++cta) {
-        ListedSource::State state(work.schedule);
+        ListedSource::State state(Schedule(work.schedule));
         ListedSource source(work, state, slabs);
         list_items(work, source, cta, wanted.data() + std::size_t{kMostItems} * cta);
       }

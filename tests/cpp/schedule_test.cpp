@@ -346,10 +346,17 @@ std::string run_drawing(AttentionParams const& params, KernelPlan const& kernel,
   return "";
 }
 
+// What the scheduler warp of a kernel of few queries takes its work from.
+WorkFrom work_of(AttentionParams const& params) {
+  if (params.cluster.by_schedule) { return work_from(params.cluster, Schedule(params.schedule)); }
+  return work_from(params);
+}
+
 // A source of work with what it remembers, at an address that stays.
 template <class Source>
 struct WithState {
-  WithState(AttentionParams const& params, int slabs) : state(params.schedule), source(params, state, slabs) {}
+  WithState(AttentionParams const& params, int slabs)
+      : state(Schedule(params.schedule)), source(params, state, slabs) {}
   WithState(WithState const&) = delete;
 
   template <class Draw>
@@ -363,7 +370,7 @@ struct WithState {
 
 std::string run_kernel(AttentionParams const& params, KernelPlan const& kernel, Random& random, Turn turn,
                        std::vector<Done>& done) {
-  if (kernel.family == KernelFamily::kDecode && work_from(params) == WorkFrom::kDrawnTiles) {
+  if (kernel.family == KernelFamily::kDecode && work_of(params) == WorkFrom::kDrawnTiles) {
     return run_drawing(params, kernel, random, turn, done, [&] { return DrawnTileSource(params); });
   }
   int const slabs = slabs_of(kernel.tile);
@@ -419,7 +426,7 @@ std::string coverage_fault(Call const& call, KernelPlan const& kernel, Attention
                            std::map<TileName, std::vector<Part>> const& tiles) {
   int const groups = call.problem.heads_q / call.plan.packed_heads;
   int const queries = params.packing.queries_per_slab * slabs_of(kernel.tile);
-  bool const by_cluster = kernel.family == KernelFamily::kDecode && takes_whole_tiles(work_from(params));
+  bool const by_cluster = kernel.family == KernelFamily::kDecode && takes_whole_tiles(work_of(params));
   int const few = schedule_kernel_of(call).decode.queries;
   std::size_t expected = 0;
   for (int b = 0; b < call.problem.batch; ++b) {
@@ -629,7 +636,7 @@ std::string card_share_fault(AttentionParams const& params, KernelPlan const& ke
 
 std::string cluster_fault(Call& call, KernelPlan const& kernel, Random& random, Seen& seen) {
   AttentionParams const params = params_of(call, kernel);
-  bool const draws = work_from(params) == WorkFrom::kDrawnTiles;
+  bool const draws = work_of(params) == WorkFrom::kDrawnTiles;
   seen.drawn += draws;
   std::vector<Done> done;
   std::string fault =
@@ -675,7 +682,7 @@ std::string call_fault(Call& call, Random& random, Seen& seen) {
     return coverage_fault(call, kernel, params, tiles);
   }
   if (call.plan.cluster_if_alike > 0 || call.plan.draws_if_whole) {
-    WorkFrom const from = work_from(params_of(call, call.plan.kernels.front()));
+    WorkFrom const from = work_of(params_of(call, call.plan.kernels.front()));
     seen.clusters_by_schedule += from == WorkFrom::kClusters;
     seen.drawn_by_schedule += from == WorkFrom::kDrawnTiles;
     seen.units_by_schedule += from == WorkFrom::kSchedule;
@@ -831,7 +838,7 @@ TEST_CASE("clusters: they suffice where no sequence is much longer than the othe
     make_call(r, call);
     CHECK(call.plan.cluster == 0);
     CHECK(call.plan.cluster_if_alike == 4);
-    WorkFrom const from = work_from(params_of(call, call.plan.kernels.front()));
+    WorkFrom const from = work_of(params_of(call, call.plan.kernels.front()));
     CHECK(from == (step.suffice ? WorkFrom::kClusters : WorkFrom::kSchedule));
   }
 }
@@ -893,7 +900,7 @@ TEST_CASE(
     }
     AttentionParams const params = params_of(call, kernel);
     std::vector<Done> done;
-    bool const draws = work_from(params) == WorkFrom::kDrawnTiles;
+    bool const draws = work_of(params) == WorkFrom::kDrawnTiles;
     drawn += draws;
     REQUIRE((draws ? run_kernel(params, kernel, random, Turn::kRandom, done) : run_clusters(params, kernel, done)) ==
             "");
@@ -1031,7 +1038,7 @@ TEST_CASE("schedule: damaged metadata leads to no place outside, no slot outside
       // Bounds of what the kernels may take; far larger bounds only take longer.
       if (kernel.most_units > 200'000) { continue; }
       std::vector<Done> done;
-      WorkFrom const from = kernel.family == KernelFamily::kDecode ? work_from(params) : WorkFrom::kSchedule;
+      WorkFrom const from = kernel.family == KernelFamily::kDecode ? work_of(params) : WorkFrom::kSchedule;
       if (params.cluster.by_schedule) {
         by_clusters += from == WorkFrom::kClusters;
         drawn += from == WorkFrom::kDrawnTiles;
