@@ -21,6 +21,7 @@ inline ClusterParams cluster_params(Plan const& plan, KernelPlan const& kernel, 
   p.tiles = static_cast<int>(kernel.most_tiles);
   // Blocks 2i and 2i + 1 of a grid go to a pair of SMs, which share a way to memory.
   p.every_other = p.by_schedule && p.size == 1 && kernel.ctas % 2 == 0 && 2 * p.tiles <= kernel.ctas;
+  p.fetches_early = p.on() && p.size == 1 && p.of_tile == 1 && p.tiles > p.at_once && !plan.makes_schedule;
   p.ctas_of_tile = FastDivmod(max_of(1, p.size) * p.of_tile);
   p.tiles_of_sequence = FastDivmod(heads_q / plan.packed_heads);
   p.metadata = plan.listed ? metadata : nullptr;

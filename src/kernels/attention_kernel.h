@@ -6,6 +6,7 @@
 
 #include "kernels/cluster_merge.h"
 #include "kernels/dependent_launch.h"
+#include "kernels/early_prefetch.h"
 #include "kernels/epilogue.h"
 #include "kernels/gather_loader.h"
 #include "kernels/mainloop.h"
@@ -425,6 +426,12 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.per_sm)
     produce<Traits>(params, shared);
   } else {
     cutlass::arch::warpgroup_reg_alloc<Traits::kConsumerRegisters>();
+    if constexpr (Traits::kDecode) {
+      if (params.cluster.fetches_early && cutlass::canonical_warp_idx_sync() == cutlass::NumWarpsPerWarpGroup) {
+        EarlyPrefetch<Traits>::fetch(params, static_cast<int>(threadIdx.x % 32));
+        __syncwarp();
+      }
+    }
     if constexpr (Traits::kSwapped) {
       consume_swapped<Traits>(params, shared);
     } else {

@@ -87,6 +87,7 @@ struct ClusterParams {
   int at_once = 0;   // tiles that the grid takes in a round
   int tiles = 0;
   bool every_other = false;      // CTA takes a tile
+  bool fetches_early = false;    // CTAs fetch their first keys while the kernel before runs
   FastDivmod ctas_of_tile;       // size * of_tile
   FastDivmod tiles_of_sequence;  // head groups
   int* metadata = nullptr;       // of the schedule, where tiles are drawn

@@ -39,19 +39,26 @@ HA_HOST_DEVICE constexpr int clamped(Integer value, int low, int high) {
   return value < low ? low : value > high ? high : static_cast<int>(value);
 }
 
+// How lengths are read.
+struct PlainLoad {
+  HA_HOST_DEVICE static constexpr int load(int const* number) { return *number; }
+};
+
+template <class Load = PlainLoad>
 HA_HOST_DEVICE constexpr int load_or(int const* numbers, int i, int otherwise) {
-  return numbers != nullptr ? numbers[i] : otherwise;
+  return numbers != nullptr ? Load::load(numbers + i) : otherwise;
 }
 
 // What a cache has beside the lengths. Apart, so that a batch without it does not walk through its instructions:
 // finding work takes issue slots and cache from the warps that compute.
+template <class Load>
 HA_HOST_DEVICE constexpr void apply_cache_params(SequenceParams const& p, Sequence& s) {
   int const b = s.batch;
-  int const new_begin = load_or(p.cu_seqlens_k_new, b, 0);
-  int const new_end = load_or(p.cu_seqlens_k_new, b + 1, p.seqlen_k_new);
-  int const pad = load_or(p.cache_leftpad, b, 0);
-  int const cache = load_or(p.cache_batch_idx, b, b);
-  int const total_k = load_or(p.cp_tot_seqused_k, b, 0);
+  int const new_begin = load_or<Load>(p.cu_seqlens_k_new, b, 0);
+  int const new_end = load_or<Load>(p.cu_seqlens_k_new, b + 1, p.seqlen_k_new);
+  int const pad = load_or<Load>(p.cache_leftpad, b, 0);
+  int const cache = load_or<Load>(p.cache_batch_idx, b, b);
+  int const total_k = load_or<Load>(p.cp_tot_seqused_k, b, 0);
   long long const more = max_of(0, clamped(static_cast<long long>(new_end) - new_begin, 0, 1 << 30));
   s.len.k = clamped(s.len.k + more, 0, s.k_memory);
   if (p.cache_leftpad != nullptr) {
@@ -68,13 +75,14 @@ HA_HOST_DEVICE constexpr void apply_cache_params(SequenceParams const& p, Sequen
 }
 
 // Loads come before anything that waits for one of them.
+template <class Load = PlainLoad>
 HA_HOST_DEVICE constexpr Sequence sequence_at(SequenceParams const& p, int b) {
-  int const q_begin = load_or(p.cu_seqlens_q, b, 0);
-  int const q_end = load_or(p.cu_seqlens_q, b + 1, p.seqlen_q);
-  int const k_begin = load_or(p.cu_seqlens_k, b, 0);
-  int const k_end = load_or(p.cu_seqlens_k, b + 1, p.seqused_k_all);
-  int const used_q = load_or(p.seqused_q, b, p.seqlen_q);
-  int const used_k = load_or(p.seqused_k, b, -1);
+  int const q_begin = load_or<Load>(p.cu_seqlens_q, b, 0);
+  int const q_end = load_or<Load>(p.cu_seqlens_q, b + 1, p.seqlen_q);
+  int const k_begin = load_or<Load>(p.cu_seqlens_k, b, 0);
+  int const k_end = load_or<Load>(p.cu_seqlens_k, b + 1, p.seqused_k_all);
+  int const used_q = load_or<Load>(p.seqused_q, b, p.seqlen_q);
+  int const used_k = load_or<Load>(p.seqused_k, b, -1);
 
   Sequence s{};
   s.batch = b;
@@ -88,7 +96,7 @@ HA_HOST_DEVICE constexpr Sequence sequence_at(SequenceParams const& p, int b) {
   s.len.k_total = s.len.k;
   bool const plain = p.cu_seqlens_k_new == nullptr && p.cache_leftpad == nullptr && p.cache_batch_idx == nullptr &&
                      p.cp_tot_seqused_k == nullptr && p.seqlen_k_new == 0;
-  if (!plain) { apply_cache_params(p, s); }
+  if (!plain) { apply_cache_params<Load>(p, s); }
   return s;
 }
 

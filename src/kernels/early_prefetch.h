@@ -1,0 +1,75 @@
+// Brings the first keys and values of a CTA into L2 while the kernel before still runs.
+//
+// Only where there are more tiles than CTAs, which then start one by one as those of the kernel before end and memory
+// is no longer busy. Clusters, which start beside it, would take from it what they gain.
+#pragma once
+
+#include "kernels/cute.h"
+
+#include "kernels/params.h"
+#include "kernels/schedule.h"
+#include "kernels/sequences.h"
+
+namespace hopper_attention {
+
+using namespace cute;
+
+// Numbers that the kernel before may still write: read past L1, where they must not stay.
+struct HintLoad {
+  __device__ __forceinline__ static int load(int const* number) {
+    int value;
+    asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(number));
+    return value;
+  }
+};
+
+// What is read here only chooses what is fetched, from memory that the tensors have.
+template <class Traits>
+class EarlyPrefetch {
+ public:
+  // The last keys, which come first, of the tile of the CTA's index, in the order of the schedule where tiles are
+  // drawn. One warp.
+  __device__ __forceinline__ static void fetch(AttentionParams const& params, int lane) {
+    ClusterParams const& cluster = params.cluster;
+    PageParams const& pages = params.load.pages;
+    if (pages.gathered()) { return; }  // there are no boxes
+    int const tile = static_cast<int>(blockIdx.x);
+    int batch = cluster.sequence(tile);
+    int const head = tile - batch * cluster.tiles_of_sequence.divisor;
+    if (cluster.draws()) {
+      int const* const order = cluster.metadata + 1 + kSequenceAt * schedule_stride(params.sequences.batch);
+      batch = clamped(HintLoad::load(order + batch), 0, params.sequences.batch - 1);
+    }
+    Sequence const sequence = sequence_at<HintLoad>(params.sequences, batch);
+    bool const paged = pages.table != nullptr;
+    int const box_keys = paged ? pages.box_keys : Traits::kKeys;
+    int const head_k = params.load.groups_per_head_k.quotient(head);
+    CUTE_NO_UNROLL
+    for (int i = lane; i * box_keys < kKeys; i += 32) {
+      int const key = sequence.len.k - 1 - i * box_keys;
+      if (key < 0) { return; }
+      int place = sequence.k_row + (paged ? key : max_of(0, key - box_keys + 1));
+      int batch_or_page = sequence.k_batch;
+      if (paged) {
+        int const index = pages.size.quotient(place);
+        if (index >= pages.width) { return; }
+        batch_or_page = HintLoad::load(pages.table + batch * pages.stride + index);
+        place = pages.size.remainder(place) & ~(box_keys - 1);
+        if (batch_or_page < 0 || batch_or_page >= pages.pages) { continue; }
+      }
+      CUTE_NO_UNROLL
+      for (int c = 0; c < Traits::kHeadDim; c += Traits::kSlabColumns) {
+        SM90_TMA_LOAD_4D::PREFETCH::copy(&params.load.k, c, place, head_k, batch_or_page);
+      }
+      CUTE_NO_UNROLL
+      for (int c = 0; c < Traits::kHeadDimV; c += Traits::kSlabColumnsV) {
+        SM90_TMA_LOAD_4D::PREFETCH::copy(&params.load.v, c, place, head_k, batch_or_page);
+      }
+    }
+  }
+
+ private:
+  static constexpr int kKeys = Traits::kStages / 2 * Traits::kKeys;  // as many as the ring takes
+};
+
+}  // namespace hopper_attention
