@@ -64,11 +64,11 @@ struct Problem {
   int batch = 0;
   int seqlen_q = 0;  // of each sequence; where lengths are on the device, a bound
   int seqlen_k = 0;
-  int total_q = 0;         // rows of q in all sequences, at most
-  bool ragged = false;     // lengths are on the device
-  bool packed_q = false;   // q is (Tq, Hq, D)
-  bool seqused_q = false;  // of the rows of a sequence in q some may not count
-  bool keys_known = false;  // k has as many rows as if each sequence had seqlen_k keys, or there is one sequence
+  int total_q = 0;          // rows of q in all sequences, at most
+  bool ragged = false;      // lengths are on the device
+  bool packed_q = false;    // q is (Tq, Hq, D)
+  bool seqused_q = false;   // of the rows of a sequence in q some may not count
+  bool keys_known = false;  // packed k has as many rows as if each sequence had seqlen_k keys
   KeyLayout keys = KeyLayout::kDense;
   int page_size = 0;          // 0: no pages
   bool has_metadata = false;  // the schedule was made before

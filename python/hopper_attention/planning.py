@@ -51,7 +51,7 @@ def plan(
     Without more, a dense call, or one whose sequences all have max_seqlen_*. lengths_on_device: tensors say how long
     each sequence is (cache_seqlens, seqused_*), and max_seqlen_* are bounds, those that the call is given or that its
     shapes allow. total_q: rows of a packed q (`flash_attn_varlen_func`, cu_seqlens_q), whose lengths are on the device,
-    too; total_k: of its k without pages, as many as the bounds allow if it is not given.
+    too; total_k: of its k without pages; lengths need no schedule where both have as many rows as the bounds allow.
     scheduler_metadata: whether the call is given some that it uses (see `get_scheduler_metadata`). rotary: new keys and
     queries are rotated; workspace_bytes then have room for the rotated q, which is allocated in a workspace without. The
     plan follows from these alone, never from lengths.

@@ -275,7 +275,7 @@ AttentionParams attention_params(Plan const& plan, KernelPlan const& kernel, Pro
   } else {
     p.scheduler = make_scheduler_params(problem.batch, problem.heads_q / plan.packed_heads,
                                         ceil_div(problem.seqlen_q, queries_per_tile), plan.heads_per_pass, longest_last,
-                                        plan.ctas);
+                                        kernel.ctas);
   }
   if (args.page_table.given()) { p.alignment.unit = p.load.pages.box_keys; }
   return p;

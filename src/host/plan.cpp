@@ -97,9 +97,7 @@ void share_out(PlanRequest const& request, Plan& plan) {
     plan_listed(request, plan);
   } else if (alike) {
     because(plan, "schedule",
-            request.problem.batch == 1
-                ? "none: there is one sequence"
-                : "none: there are as many rows of q and k as if all sequences were as long as they may be");
+            "none: there are as many rows of q and k as if all sequences were as long as they may be");
     plan_alike(request, plan);
   } else {
     plan_dense(request, plan);

@@ -36,6 +36,7 @@ struct PlanKeyHash {
                             static_cast<int>(p.ragged),
                             static_cast<int>(p.packed_q),
                             static_cast<int>(p.seqused_q),
+                            static_cast<int>(p.keys_known),
                             static_cast<int>(p.keys),
                             p.page_size,
                             static_cast<int>(p.has_metadata),

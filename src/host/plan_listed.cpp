@@ -95,7 +95,9 @@ void choose_workspace(Problem const& problem, Plan& plan) {
 bool lengths_are_known(PlanRequest const& request) {
   Problem const& problem = request.problem;
   testing::ForcedPlan const& forced = request.forced;
-  bool const known = queries_are_known(problem) && problem.keys_known && problem.mask.cp_world <= 1;
+  // Not with more rows: then a bound may be too small, and all rows that sequences have are written nevertheless.
+  bool const rows_fit = !problem.packed_q || problem.total_q == std::int64_t{problem.batch} * problem.seqlen_q;
+  bool const known = rows_fit && !problem.seqused_q && problem.keys_known && problem.mask.cp_world <= 1;
   bool const is_forced = forced.num_splits >= 2 || request.forces_tile();
   if (!problem.ragged || !known || problem.batch_invariant || request.decodes() || is_forced) { return false; }
   return problem.num_splits == 1 || whole_tiles_fill_grid(request);

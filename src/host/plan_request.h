@@ -89,8 +89,8 @@ void leave_clusters_to_schedule(PlanRequest const& request, Plan& plan);
 
 // plan_listed.cpp: a schedule shares the tiles out.
 bool splitting_pays(PlanRequest const& request);
-// Whether lengths on the device cannot but be those that the bounds say, or less than them where rows do not count, and
-// no tile is to be cut: then a schedule has nothing to find out.
+// Whether packed q and k have just the rows of sequences that are all as long as they may be, and no tile is to be cut:
+// then a schedule has nothing to find out. Sequences may still be shorter, and rows count for none.
 bool lengths_are_known(PlanRequest const& request);
 TileUse prefill_use(PlanRequest const& request, bool may_split);
 bool whole_tiles_suffice(PlanRequest const& request);

@@ -133,8 +133,8 @@ Problem make_problem(ProblemShape const& shape, Arguments const& options, std::i
       .ragged = ragged,
       .packed_q = packed_q,
       .seqused_q = options.seqused_q.given(),
-      .keys_known = shape.batch == 1 || (options.cu_seqlens_k.given() && !options.seqused_k.given() &&
-                                         total_k >= shape.batch * shape.seqlen_k),
+      .keys_known =
+          options.cu_seqlens_k.given() && !options.seqused_k.given() && total_k >= shape.batch * shape.seqlen_k,
       .keys = shape.page_size > 0            ? KeyLayout::kPaged
               : options.cu_seqlens_k.given() ? KeyLayout::kVarlen
                                              : KeyLayout::kDense,
@@ -158,8 +158,8 @@ Problem make_problem(ProblemShape const& shape, Arguments const& options) {
   auto const within = [](std::int64_t extent) { return std::clamp<std::int64_t>(extent, 0, kMaxExtent); };
   std::int64_t const rows = within(shape.batch) * within(shape.seqlen_q);
   // A packed q has no more rows than a tensor can have, whatever the bound on its sequences.
-  std::int64_t const keys = within(shape.batch) * within(shape.seqlen_k);
-  return make_problem(shape, options, options.cu_seqlens_q.given() ? std::min(rows, kMaxExtent) : rows, keys);
+  // Nothing is known of a packed k.
+  return make_problem(shape, options, options.cu_seqlens_q.given() ? std::min(rows, kMaxExtent) : rows, -1);
 }
 
 }  // namespace hopper_attention

@@ -249,25 +249,18 @@ __device__ __forceinline__ void fetch_to_l2(void const* address) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
 }
 
-// A number that the kernel before may still write, read past L1, where it must not stay.
-__device__ __forceinline__ int hint(int const* number) {
-  int value;
-  asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(number));
-  return value;
-}
-
 // Brings near what a token's place follows from, as far as lengths tell before they are certain.
 __device__ __forceinline__ void expect_place(AppendParams const& params, AppendJob const& job, TokenOf const& of) {
   CacheParams const& cache = params.cache;
   RotaryParams const& rotary = params.rotary;
   if (cache.capacity == 0) { return; }
-  std::int64_t const used = cache.seqused != nullptr ? hint(cache.seqused + of.sequence) : cache.seqused_all;
+  std::int64_t const used = cache.seqused != nullptr ? load_hint(cache.seqused + of.sequence) : cache.seqused_all;
   int const slot = clamp(used + of.index, 0, cache.capacity - 1);
   if (job.to_cache && cache.page_table != nullptr) {
     fetch_to_l2(cache.page_table + of.sequence * cache.page_table_stride + cache.page_size.quotient(slot));
   }
   if (job.rotate && rotary.positions > 0) {
-    std::int64_t const first = rotary.seqlens != nullptr ? hint(rotary.seqlens + of.sequence) : used;
+    std::int64_t const first = rotary.seqlens != nullptr ? load_hint(rotary.seqlens + of.sequence) : used;
     int const position = clamp(first + of.index, 0, rotary.positions - 1);
     int const bytes = rotary.float32 ? 4 : 2;
     fetch_to_l2(static_cast<char const*>(rotary.cos) + position * rotary.cos_stride * bytes);

@@ -10,4 +10,11 @@ __device__ __forceinline__ void start_dependents() { asm volatile("griddepcontro
 // of it, at their end: so that a kernel that has finished means that all before it have.
 __device__ __forceinline__ void wait_for_prerequisites() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
+// A number that the kernel before may still write, as a hint what to fetch: read past L1, where it must not stay.
+__device__ __forceinline__ int load_hint(int const* number) {
+  int value;
+  asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(number));
+  return value;
+}
+
 }  // namespace hopper_attention

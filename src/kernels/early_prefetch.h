@@ -6,6 +6,7 @@
 
 #include "kernels/cute.h"
 
+#include "kernels/dependent_launch.h"
 #include "kernels/params.h"
 #include "kernels/schedule.h"
 #include "kernels/sequences.h"
@@ -14,13 +15,8 @@ namespace hopper_attention {
 
 using namespace cute;
 
-// Numbers that the kernel before may still write: read past L1, where they must not stay.
 struct HintLoad {
-  __device__ __forceinline__ static int load(int const* number) {
-    int value;
-    asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(number));
-    return value;
-  }
+  __device__ __forceinline__ static int load(int const* number) { return load_hint(number); }
 };
 
 // What is read here only chooses what is fetched, from memory that the tensors have.

@@ -107,7 +107,7 @@ struct ClusterParams {
 struct AttentionParams {
   LoadParams load;
   EpilogueParams epilogue;
-  SchedulerParams scheduler;  // of dense calls whose CTAs take whole tiles
+  SchedulerParams scheduler;  // of calls whose tiles follow from their index
   ScheduleParams schedule;    // of all others
   SequenceParams sequences;
   SoftmaxParams softmax;

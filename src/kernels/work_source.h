@@ -31,7 +31,7 @@ HA_HOST_DEVICE int find_place(int begin, int end, int x, Until until) {
   return begin;
 }
 
-// Of a dense call whose CTAs take whole tiles: they follow from their index.
+// Of a call whose tiles are whole and follow from their index: dense, or with lengths that are known.
 class DenseWorkSource {
  public:
   static constexpr bool kDraws = false;

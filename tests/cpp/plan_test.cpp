@@ -774,6 +774,46 @@ TEST_CASE("plan: clusters share the tiles of a call with few of them, as far as 
   CHECK(cluster(1, 10'000'000, 0) == 0);  // one sequence may be too long for a cluster
 }
 
+TEST_CASE("plan: rows for nothing but sequences as long as they may be need no schedule") {
+  Problem known = ragged(512, 512, 128, 32);
+  known.packed_q = known.keys_known = true;
+  known.total_q = 32 * 512;
+  known.keys = KeyLayout::kVarlen;
+  auto const listed = [](Problem const& p) { return plan(p, card(132)).listed; };
+  Plan const made = plan(known, card(132));
+  CHECK_FALSE(made.listed);
+  CHECK_FALSE(made.makes_schedule);
+  CHECK(made.workspace_bytes == 0);
+  CHECK(made.tiles == std::int64_t{32} * 4 * known.heads_q / made.packed_heads);
+  CHECK(explains(made, "none: there are as many rows"));
+  // The tile is that of other lengths.
+  Problem other = known;
+  other.keys_known = false;
+  CHECK(plan(other, card(132)).kernels.front().tile == made.kernels.front().tile);
+  CHECK(listed(other));
+  struct Case {
+    char const* why;
+    void (*change)(Problem&);
+  };
+  for (Case const& c : {Case{"rows of no sequence, or a bound that is too small", [](Problem& p) { ++p.total_q; }},
+                        Case{"shorter ones for certain", [](Problem& p) { --p.total_q; }},
+                        Case{"rows that do not count", [](Problem& p) { p.seqused_q = true; }},
+                        Case{"splits of fixed size", [](Problem& p) { p.batch_invariant = true; }},
+                        Case{"keys on other ranks", [](Problem& p) { p.mask.cp_world = 2; }}}) {
+    CAPTURE(c.why);
+    Problem p = known;
+    c.change(p);
+    CHECK(listed(p));
+  }
+  Problem few = known;  // tiles that leave SMs idle are cut
+  few.batch = 1;
+  few.seqlen_q = few.total_q = 129;
+  few.num_splits = 0;
+  CHECK(listed(few));
+  few.num_splits = 1;
+  CHECK_FALSE(listed(few));
+}
+
 TEST_CASE("plan: the schedule decides on clusters where the bound is long") {
   auto const made = [](int batch, int heads_k, int seqlen_k) {
     Problem p = ragged(1, seqlen_k, 128, batch);

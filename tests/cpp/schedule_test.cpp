@@ -223,7 +223,7 @@ void make_call(Request const& r, Call& call) {
                                .head_dim_v = r.head_dim},
                               options);
   if (call.problem.packed_q) { call.problem.total_q = s.seqlen_q; }
-  if (r.packed_k && batch > 1) { call.problem.keys_known = s.capacity_k >= batch * longest_k; }
+  if (r.packed_k) { call.problem.keys_known = s.capacity_k >= batch * longest_k; }
   testing::ForcedPlan forced;
   forced.num_splits = r.forced_splits;
   forced.cluster = r.forced_cluster;

@@ -111,7 +111,7 @@ def _wait_for_buffers() -> None:
     def create(self, *args, **kwargs):
         made = original(self, *args, **kwargs)
         if self.model.device.type == "cuda":
-            torch.cuda.current_stream(self.model.device).synchronize()
+            torch.cuda.synchronize(self.model.device)
         return made
 
     create.knows_hopper_attention = True

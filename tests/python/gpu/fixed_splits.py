@@ -13,29 +13,32 @@ from hopper_attention.testing import gates
 MOST_ROWS = 64  # of the tile for few queries, those of all heads that share it; longer sequences are never cut
 
 
-def plan_of(batch: Batch) -> hopper_attention.Plan:
+def plan_of(batch: Batch, **changes) -> hopper_attention.Plan:
     """The plan of the batch's call with bounds that fit; it says nothing of ranks of context parallelism."""
-    return hopper_attention.plan(
-        dtype=batch.dtype,
-        head_dim=batch.head_dim,
-        head_dim_v=batch.dims[1],
-        page_size=batch.page_size if batch.keys == "paged" else None,
-        causal=batch.causal,
-        window_size=batch.window,
-        softcap=batch.softcap,
-        sinks=bool(batch.sinks),
-        device="H200",
-        batch=batch.size,
-        max_seqlen_q=max([0, *(n + batch.extra_q for n in batch.q_lengths)]),
-        max_seqlen_k=max([0, batch.room_k, *(n + batch.extra_k for n in batch.k_lengths)]),
-        heads_q=batch.heads_q,
-        heads_kv=batch.heads_k,
-        num_splits=batch.num_splits,
-        attention_chunk=batch.chunk,
-        batch_invariant=batch.batch_invariant,
-        lengths_on_device=True,
-        total_q=None if batch.dense_q else sum(batch.q_lengths) + batch.extra_q * batch.size + batch.tail_q,
-    )
+    packed = batch.keys == "packed" and not batch.extra_k
+    arguments = {
+        "dtype": batch.dtype,
+        "head_dim": batch.head_dim,
+        "head_dim_v": batch.dims[1],
+        "page_size": batch.page_size if batch.keys == "paged" else None,
+        "causal": batch.causal,
+        "window_size": batch.window,
+        "softcap": batch.softcap,
+        "sinks": bool(batch.sinks),
+        "device": "H200",
+        "batch": batch.size,
+        "max_seqlen_q": max([0, *(n + batch.extra_q for n in batch.q_lengths)]),
+        "max_seqlen_k": max([0, batch.room_k, *(n + batch.extra_k for n in batch.k_lengths)]),
+        "heads_q": batch.heads_q,
+        "heads_kv": batch.heads_k,
+        "num_splits": batch.num_splits,
+        "attention_chunk": batch.chunk,
+        "batch_invariant": batch.batch_invariant,
+        "lengths_on_device": not packed,
+        "total_q": None if batch.dense_q else sum(batch.q_lengths) + batch.extra_q * batch.size + batch.tail_q,
+        "total_k": sum(batch.k_lengths) + 5 if packed else None,
+    }
+    return hopper_attention.plan(**{**arguments, **changes})
 
 
 def cut_sequences(batch: Batch) -> list[int]:

@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 import hopper_attention  # noqa: E402
 from gpu import batches, support  # noqa: E402
 from gpu.batches import Batch, attend, fail, int32, judge_all, judged_results, main_dims, make, require_same  # noqa: E402
+from gpu.fixed_splits import plan_of  # noqa: E402
 from gpu.support import MAIN, small_masks  # noqa: E402
 from gpu.test_grid import name_of, on  # noqa: E402
 from gpu.test_random_batches import RATIOS  # noqa: E402
@@ -193,6 +194,53 @@ def test_equal_lengths_are_the_dense_call():
         difference = (dense.flatten(0, 1).float() - out.float()).abs().max()
         if float(difference) > 0.02 or not torch.allclose(dense_lse.transpose(0, 1).flatten(1), lse, atol=4e-4):
             fail(case, f"differs from the dense call by {float(difference)}")
+
+
+def equal_lengths(mask: str, kernel, **options) -> Batch:
+    return Batch(f"equal lengths, {mask}", (300,) * 6, (420,) * 6, tail_q=0, **options, **on(kernel, **small_masks()[mask]))
+
+
+@pytest.mark.parametrize("mask", small_masks())
+@pytest.mark.parametrize("kernel", MAIN, ids=name_of)
+def test_equal_lengths_need_no_schedule(kernel, mask):
+    """There are rows for nothing else, so that tiles follow from their index. With one key more in the bound there could
+    be others, and a schedule shares the same tiles out: same bits, where heads of one ratio share none.
+    """
+    case = equal_lengths(mask, kernel, heads_q=2, heads_k=2)
+    assert "schedule   none" in plan_of(case).explain()
+    assert "a kernel makes it first" in plan_of(case.but(room_k=421), total_k=6 * 420).explain()
+    made = make(case)
+    expected = judged_results(made)
+    require_same(case, "by a schedule", attend(made, max_seqlen_k=421), expected)
+    judge_all(equal_lengths(mask, kernel, heads_q=8, heads_k=2, metadata=metadata) for metadata in (False, True))
+
+
+@pytest.mark.parametrize("kernel", MAIN, ids=name_of)
+def test_a_graph_captured_with_rows_for_the_longest_serves_shorter_sequences(kernel):
+    """As an engine pads a captured batch of prompts: lengths change on the device, what the host knows does not."""
+    case = equal_lengths("causal", kernel, heads_q=8, heads_k=2)
+    made = make(case)
+    results = batches.new_results(made)
+    attend(made, results)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        attend(made, results)
+    starts = {name: made.lengths[name] for name in ("cu_seqlens_q", "cu_seqlens_k")}
+    for lengths in (
+        ((300, 0, 1, 129, 300, 7), (420, 30, 1, 129, 0, 400)),
+        ((0,) * 6, (420,) * 6),
+        ((9,) * 6, (9,) * 6),
+    ):
+        for tensor, numbers in zip(starts.values(), lengths, strict=True):
+            tensor.copy_(int32(batches.offsets(numbers)))
+        for x in results:
+            x.fill_(7.0)
+        graph.replay()
+        replayed = [x.clone() for x in results]
+        for x in results:
+            x.fill_(7.0)
+        require_same(case, f"lengths {lengths}", tuple(replayed), attend(made, results, max_seqlen_k=421))
 
 
 def test_metadata_made_for_other_bounds():
