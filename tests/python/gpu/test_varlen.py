@@ -197,7 +197,9 @@ def test_equal_lengths_are_the_dense_call():
 
 
 def equal_lengths(mask: str, kernel, **options) -> Batch:
-    return Batch(f"equal lengths, {mask}", (300,) * 6, (420,) * 6, tail_q=0, **options, **on(kernel, **small_masks()[mask]))
+    return Batch(
+        f"equal lengths, {mask}", (300,) * 6, (420,) * 6, tail_q=0, **options, **on(kernel, **small_masks()[mask])
+    )
 
 
 @pytest.mark.parametrize("mask", small_masks())
