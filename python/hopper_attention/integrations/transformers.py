@@ -95,9 +95,10 @@ def _accept_name() -> None:
 def _wait_for_buffers() -> None:
     """Has continuous batching begin when its buffers and the model are ready.
 
-    transformers clears the buffers of a step on the stream of the thread and copies inputs into them on another one,
-    which waits for nothing (5.23, `ContinuousBatchProcessor`; every attention implementation). On a GPU that is shared
-    the clearing came last: prompts were zeros, page ids garbage.
+    With `use_async_batching`, the default with CUDA graphs, transformers clears the buffers of a step on the stream of the
+    thread and copies inputs into them on another one, which waits for nothing (5.23; every attention implementation). On
+    a GPU that is shared the clearing came last: prompts were zeros, page ids garbage. Waits for the device, which a
+    thread must not do while another one captures a CUDA graph in its global mode.
     """
     try:
         from transformers.generation.continuous_batching.continuous_api import ContinuousBatchingManager as Manager

@@ -34,6 +34,11 @@ def test_results_are_those_of_torch(sample):
         np.testing.assert_array_equal(np.asarray(got.astype(jnp.float32)), want.float().numpy())
 
 
+def test_arguments_are_not_copied():
+    x = jnp.ones((1, 3, 2, 16), jnp.float32)
+    assert integration._to_torch(x).data_ptr() == x.unsafe_buffer_pointer()
+
+
 def arrays():
     return tuple(jnp.ones((1, n, 2, 16), jnp.float32) for n in (3, 5, 5))
 

@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+from torch.utils._pytree import tree_map_only  # noqa: E402
 
 import hopper_attention  # noqa: E402
 from hopper_attention import gpu, interface, torch_ops  # noqa: E402
@@ -197,6 +198,19 @@ def test_eager_calls_do_not_reach_the_dispatcher(sample, monkeypatch):
         monkeypatch.setattr(torch_ops, name, lambda *args, **kwargs: pytest.fail("went through the operator"))
     args, kwargs = copies(sample)
     getattr(hopper_attention, sample.function)(*args, **kwargs)
+
+
+@pytest.mark.parametrize("operator", ["fwd", "varlen_fwd", "kvcache"])
+def test_fake_kernels_tell_the_truth_for_every_num_splits(operator):
+    sample = next(s for s in SAMPLES if s.operator == operator and s.kwargs.get("out") is None)
+    function = getattr(hopper_attention, sample.function)
+    expected = [(x.shape, x.dtype, x.stride()) for x in tensors(function(*sample.args, **sample.kwargs))]
+    mode = torch._subclasses.FakeTensorMode()
+    args, kwargs = tree_map_only(torch.Tensor, mode.from_tensor, (sample.args, sample.kwargs))
+    with mode:
+        for splits in range(257):
+            found = tensors(function(*args, **{**kwargs, "num_splits": splits}))
+            assert [(x.shape, x.dtype, x.stride()) for x in found] == expected, splits
 
 
 def test_who_watches():
