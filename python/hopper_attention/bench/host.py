@@ -1,6 +1,7 @@
 """Host time of a call: how long Python is busy until the work is queued. A query (or 32) on 128 keys, eager, beside
 torch.add (the floor of a torch call) and the operator of the FlashAttention-3 library. A host's clock and its neighbours
-change times by a factor of two from run to run: each call is timed in turn with torch.add, and compared with that.
+change times by a factor of two, also within a second: all calls take turns, each behind torch.add, and are compared with
+that. The shortest turn says what the host does when nobody disturbs it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ ALLOCATING_US = 3.0  # more where the call allocates out
 LAUNCH_US = 2.5  # more for each further launch
 MODE_US = 15.0  # through torch's dispatcher, under a mode
 CALLS = 100  # between synchronisations: few enough that the queue to the GPU never fills
-BATCHES = 60
+ROUNDS = 100  # turns of each call
 WARM_SECONDS = 2.0  # before the first batch: a core that was idle takes half as long again for every call
 
 
@@ -64,55 +65,87 @@ HOST_CASES = [
 CASES = [host_case.case for host_case in HOST_CASES]
 
 
+@dataclass(frozen=True)
+class Timed:
+    """A call that takes its turn; without one, the remark says why. limit_us: where torch.add takes ADD_US."""
+
+    case: str
+    implementation: str
+    call: Callable[[], Any] | None
+    limit_us: float | None = None
+    mode: Callable[[], Any] = contextlib.nullcontext
+    remark: str = ""
+
+
+@dataclass(frozen=True)
+class Times:
+    """Of one call: the median and the least of its turns, and the median of its time over torch.add's in the same turn."""
+
+    us: float
+    least_us: float
+    adds: float
+
+
 def measure(implementations: list[Implementation], quick: bool = False, device: str = "cuda") -> list[dict[str, Any]]:
-    """Rows {"case", "implementation", "us", "x torch.add", "limit", "within", "remark"}; torch.add comes first. The limit is
-    in times of torch.add too, and holds for these.
+    """Rows {"case", "implementation", "us", "least us", "x torch.add", "limit", "within", "remark"}; torch.add comes first.
+    The limit is in times of torch.add too, and holds for these.
     """
     import torch
 
-    from hopper_attention.bench import inputs
-
-    batches = BATCHES // 4 if quick else BATCHES
-    warm_seconds = WARM_SECONDS if device == "cuda" else 0.0
     synchronize = torch.cuda.synchronize if device == "cuda" else lambda: None
     fa3 = next((implementation for implementation in implementations if implementation.name == "fa3"), None)
-    rows = []
     with torch.inference_mode():
         x = torch.randn(1024, device=device)
 
-        def timed(call: Callable[[], Any], mode: Callable[[], Any] = contextlib.nullcontext) -> tuple[float, float]:
-            return time_calls(call, lambda: torch.add(x, x), batches, synchronize, mode)
+        def add() -> Any:
+            return torch.add(x, x)
 
-        warm_up(lambda: torch.add(x, x), warm_seconds, synchronize)
-        rows.append(row("any", "torch.add", timed(lambda: torch.add(x, x))))
-        for host_case in HOST_CASES:
-            case = host_case.case
-            (one_set, *_) = inputs.make(case, device)
-            call = our_call(host_case, one_set)
-            found = timed(call, passing_mode if host_case.under_mode else contextlib.nullcontext)
-            rows.append(row(case.name, "ours", found, host_case.limit_us / ADD_US))
-            if fa3 is not None and not (host_case.without or host_case.appends or host_case.under_mode):
-                try:
-                    whole = fa3.prepare(case, [one_set]).calls[0]
-                except (NotImplementedError, RuntimeError, ValueError) as error:
-                    rows.append(row(case.name, "fa3", None, remark=str(error).splitlines()[0]))
-                    continue
-                try:
-                    theirs, remark = bare_operator(whole, "fa3"), ""
-                except (NotImplementedError, RuntimeError, ValueError):
-                    theirs, remark = whole, "with the Python function around the operator"
-                rows.append(row(case.name, "fa3", timed(theirs), remark=remark))
-    return rows
+        rows = [Timed("any", "torch.add", add), *calls(fa3, device)]
+        warm_up(add, WARM_SECONDS if device == "cuda" else 0.0, synchronize)
+        turns = [(timed.call, timed.mode) for timed in rows if timed.call is not None]
+        times = iter(time_calls(turns, add, ROUNDS // 4 if quick else ROUNDS, synchronize))
+        return [row(timed, None if timed.call is None else next(times)) for timed in rows]
 
 
-def row(
-    case: str, implementation: str, found: tuple[float, float] | None, limit: float | None = None, remark: str = ""
-) -> dict[str, Any]:
-    us, adds = found or (None, None)
-    within = "-" if adds is None or limit is None else "yes" if adds <= limit else "no"
-    shown = {"us": "-" if us is None else us, "x torch.add": "-" if adds is None else adds}
-    shown["limit"] = "-" if limit is None else limit
-    return {"case": case, "implementation": implementation, **shown, "within": within, "remark": remark}
+def calls(fa3: Implementation | None, device: str) -> list[Timed]:
+    """Ours for each case, and FA3's behind it where it has the same call."""
+    from hopper_attention.bench import inputs
+
+    found = []
+    for host_case in HOST_CASES:
+        case = host_case.case
+        (one_set, *_) = inputs.make(case, device)
+        mode = passing_mode if host_case.under_mode else contextlib.nullcontext
+        found.append(Timed(case.name, "ours", our_call(host_case, one_set), host_case.limit_us, mode))
+        if fa3 is not None and not (host_case.without or host_case.appends or host_case.under_mode):
+            found.append(call_of_fa3(fa3, case, one_set))
+    return found
+
+
+def call_of_fa3(fa3: Implementation, case: Case, inputs: Any) -> Timed:
+    try:
+        whole = fa3.prepare(case, [inputs]).calls[0]
+    except (NotImplementedError, RuntimeError, ValueError) as error:
+        return Timed(case.name, "fa3", None, remark=str(error).splitlines()[0])
+    try:
+        return Timed(case.name, "fa3", bare_operator(whole, "fa3"))
+    except (NotImplementedError, RuntimeError, ValueError):
+        return Timed(case.name, "fa3", whole, remark="with the Python function around the operator")
+
+
+def row(timed: Timed, times: Times | None) -> dict[str, Any]:
+    limit = None if timed.limit_us is None else timed.limit_us / ADD_US
+    within = "-" if times is None or limit is None else "yes" if times.adds <= limit else "no"
+    return {
+        "case": timed.case,
+        "implementation": timed.implementation,
+        "us": "-" if times is None else times.us,
+        "least us": "-" if times is None else times.least_us,
+        "x torch.add": "-" if times is None else times.adds,
+        "limit": "-" if limit is None else limit,
+        "within": within,
+        "remark": timed.remark,
+    }
 
 
 def our_call(host_case: HostCase, inputs: Any) -> Callable[[], Any]:
@@ -199,14 +232,13 @@ def warm_up(call: Callable[[], Any], seconds: float, synchronize: Callable[[], N
 
 
 def time_calls(
-    call: Callable[[], Any],
+    calls: list[tuple[Callable[[], Any], Callable[[], Any]]],
     beside: Callable[[], Any],
-    batches: int,
+    rounds: int,
     synchronize: Callable[[], None],
-    mode: Callable[[], Any] = contextlib.nullcontext,
-) -> tuple[float, float]:
-    """Medians over batches: the host's us for each call, made under `mode`, and that over the us of `beside`, batches in
-    turn.
+) -> list[Times]:
+    """Times of (call, mode that it is made under), in that order. In a round each has its turn, behind one of `beside`; the
+    first round is not counted.
     """
 
     def batch(function: Callable[[], Any]) -> float:
@@ -216,11 +248,20 @@ def time_calls(
             function()
         return (time.perf_counter() - start) * 1e6 / CALLS
 
-    found = []
-    for _ in range(batches + 1):
-        other = batch(beside)
-        with mode():
-            found.append((batch(call), other))
+    turns: list[list[tuple[float, float]]] = [[] for _ in calls]
+    for counted in [False] + [True] * rounds:
+        for (call, mode), found in zip(calls, turns, strict=True):
+            other = batch(beside)
+            with mode():
+                us = batch(call)
+            if counted:
+                found.append((us, other))
     synchronize()
-    times = found[1:]
-    return statistics.median(us for us, _ in times), statistics.median(us / other for us, other in times)
+    return [
+        Times(
+            us=statistics.median(us for us, _ in found),
+            least_us=min(us for us, _ in found),
+            adds=statistics.median(us / other for us, other in found),
+        )
+        for found in turns
+    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 import pytest
@@ -18,9 +19,16 @@ RAW = """==PROF== Connected to process 1
 
 
 def test_host_time_is_time_for_each_call():
-    waits = []
-    us, times = host.time_calls(lambda: time.sleep(500e-6), lambda: time.sleep(50e-6), 3, lambda: waits.append(1))
-    assert 500 <= us < 50000 and 1.5 < times < 10.5 and len(waits) == 9
+    waits, order = [], []
+
+    def sleeping(name, seconds):
+        return lambda: order.append(name) or time.sleep(seconds)
+
+    calls = [(sleeping(name, us * 1e-6), contextlib.nullcontext) for name, us in (("short", 100), ("long", 500))]
+    short, long = host.time_calls(calls, sleeping("add", 50e-6), 3, lambda: waits.append(1))
+    assert 100 <= short.least_us <= short.us and 500 <= long.least_us <= long.us < 50000
+    assert 1.5 < long.adds < 10.5 and len(waits) == 17
+    assert [order[i] for i in range(0, len(order), host.CALLS)] == ["add", "short", "add", "long"] * 4
 
 
 class Library(Implementation):
@@ -46,7 +54,7 @@ def library(monkeypatch):
     seen = []
     made.impl("fwd", lambda q: seen.append(q) or [q.clone()], "CPU")
     monkeypatch.setattr(host, "CALLS", 1)
-    monkeypatch.setattr(host, "BATCHES", 4)
+    monkeypatch.setattr(host, "ROUNDS", 4)
     yield seen
     made._destroy()
 
