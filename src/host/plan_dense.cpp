@@ -43,9 +43,16 @@ std::int64_t m_blocks(Problem const& problem, TileConfig const& tile, int packed
 // Nanoseconds of an SM for the tile of query block m.
 int tile_ns(Problem const& problem, TileRow const& row, Packing const& packing, int m) {
   QueryRange const queries = query_range(packing, slabs_of(row.tile), m, problem.seqlen_q);
-  BlockRange const range =
-      block_range(problem.mask, queries.first, queries.last, {problem.seqlen_q, problem.seqlen_k}, row.tile.keys);
-  return range.blocks() * row.cost.block + row.cost.tile;
+  SeqlenQK const len{problem.seqlen_q, problem.seqlen_k};
+  BlockRange const range = block_range(problem.mask, queries.first, queries.last, len, row.tile.keys);
+  if (!slabs_skip_blocks(row.tile.rows, row.tile.keys)) { return range.blocks() * row.cost.block + row.cost.tile; }
+  std::int64_t blocks = 0;  // of slabs
+  for (int slab = 0; slab < slabs_of(row.tile); ++slab) {
+    int const first = queries.first + slab * packing.queries_per_slab;
+    int const last = std::min(first + packing.queries_per_slab - 1, queries.last);
+    blocks += slab_range(range, problem.mask, first, last, len, row.tile.keys).blocks();
+  }
+  return static_cast<int>(blocks * row.cost.block / slabs_of(row.tile)) + row.cost.tile;
 }
 
 // Microseconds of an SM for all heads of a sequence. Nothing of the batch or the card goes in: the bits of a result

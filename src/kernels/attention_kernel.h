@@ -78,7 +78,8 @@ __device__ __forceinline__ void publish(AttentionParams const& params, typename 
   constexpr int kLongItem = 8;  // blocks
   constexpr int kSlots = Traits::kWorkSlots;
   uint32_t loads_phase = 0;
-  bool const leader = threadIdx.x % 32 == 0;
+  constexpr int kLeader = Traits::kConsumerWarpgroups - 1;  // the last one that writes (see kActingLane)
+  int const lane = static_cast<int>(threadIdx.x % 32);
   RingState<kSlots> write;
   WorkItem item;
   bool behind_long_item = false;
@@ -99,14 +100,21 @@ __device__ __forceinline__ void publish(AttentionParams const& params, typename 
     behind_long_item = work.range.blocks() >= kLongItem;
     work.announces_loads = Traits::kDecode && Source::kDraws && behind_long_item;
     __syncwarp();  // every lane has waited, then one writes
-    if (leader) {
+    if (lane == kLeader) {
       if (work.last) {
         shared.work[write.slot].last = true;
       } else {
         shared.work[write.slot] = work;
       }
-      arrive_barrier(shared.work_full[write.slot]);
     }
+    if constexpr (Traits::kSkips) {  // a lane for each slab
+      __syncwarp();
+      if (lane < Traits::kConsumerWarpgroups && !work.last) {
+        shared.slabs[write.slot][lane] = slab_range(params, Traits::kKeys, shared.work[write.slot], lane);
+      }
+      __syncwarp();
+    }
+    if (lane == kLeader) { arrive_barrier(shared.work_full[write.slot]); }
     __syncwarp();
     ++write;
   } while (item.place >= 0);
@@ -320,10 +328,13 @@ __device__ __forceinline__ void consume(AttentionParams const& params, typename 
   bool is_first = true;
   ThreadKeys seen;
   // Waits for Q also for work without keys: O may take its place, so the slab must be this tile's.
-  auto const begin = [&](TileWork const& work) __attribute__((always_inline)) {
+  auto const begin = [&](TileWork const& work, SlabRange const& slab) __attribute__((always_inline)) {
     if (!work.last) { wait_barrier(shared.q_full[q.slot][warpgroup], q.phase); }
-    seen = mainloop.issue_first_scores(work, q.slot, read, tSrS);
-    if constexpr (kOutputInRing) { mainloop.release_output(output, !is_first); }
+    // Blocks that are skipped may need the slots that O of the tile before is in.
+    bool const skips_far = Traits::kSkips && !work.last && !slab.empty() && work.range.end - slab.end > 1;
+    if (kOutputInRing && skips_far) { mainloop.release_output(output, !is_first); }
+    seen = mainloop.issue_first_scores(work, slab, q.slot, read, tSrS);
+    if (kOutputInRing && !skips_far) { mainloop.release_output(output, !is_first); }
   };
   auto const release_q = [&](int buffer) __attribute__((always_inline)) {
     sync_warpgroup(warpgroup);
@@ -331,9 +342,17 @@ __device__ __forceinline__ void consume(AttentionParams const& params, typename 
   };
 
   WorkState<Traits> items;
+  // What this warpgroup's slab visits of an item.
+  auto const slab_of = [&](WorkState<Traits> const& item) __attribute__((always_inline)) {
+    if constexpr (Traits::kSkips) {
+      return shared.slabs[item.slot][warpgroup];
+    } else {
+      return shared.work[item.slot].range.of_all_slabs();
+    }
+  };
   TileWork const* work = &wait_work<Traits>(shared, items);
   if constexpr (Traits::kScoresEarly) {
-    begin(*work);
+    begin(*work, slab_of(items));
     mainloop.wait_first_scores(tSrS);
   }
   while (!work->last) {
@@ -341,8 +360,9 @@ __device__ __forceinline__ void consume(AttentionParams const& params, typename 
     TileWork at_start;
     if constexpr (kItemInRegisters) { at_start = read_at_once(*work); }
     TileWork const& now = kItemInRegisters ? at_start : *work;
+    SlabRange const visited = slab_of(items);
     if constexpr (!Traits::kScoresEarly) {
-      begin(now);
+      begin(now, visited);
       mainloop.wait_first_scores(tSrS);
     }
     TileWork finished;  // the same, read again under the last product: before, there are no registers for all of it
@@ -358,12 +378,13 @@ __device__ __forceinline__ void consume(AttentionParams const& params, typename 
       if constexpr (!kTwoBuffers) { release_q(buffer); }
       finished = read_at_once(*work);
     };
-    if (!now.range.empty()) {
-      mainloop.mma(now, seen, buffer, read, softmax, tSrS, tOrO, after_first, after_scores);
+    if (!visited.empty()) {
+      mainloop.mma(now, visited, seen, buffer, read, softmax, tSrS, tOrO, after_first, after_scores);
     } else {
       clear(tOrO);
       after_first();
       after_scores();
+      if (Traits::kSkips && !finished.range.empty()) { mainloop.skip_tile(finished, read); }
     }
     is_first = false;
     ++q;
@@ -371,7 +392,7 @@ __device__ __forceinline__ void consume(AttentionParams const& params, typename 
     ++items;
     if constexpr (Traits::kScoresEarly) {
       work = &wait_work<Traits>(shared, items);
-      begin(*work);
+      begin(*work, slab_of(items));
     }
     typename Traits::Element* slab = shared.q[buffer][warpgroup];
     if constexpr (kOutputInRing) {

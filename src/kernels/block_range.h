@@ -8,6 +8,18 @@
 
 namespace hopper_attention {
 
+// The blocks of a tile that a slab of its rows visits, as in BlockRange below: from the tile's first one to the last
+// that some of these rows see.
+struct alignas(16) SlabRange {
+  int begin;
+  int full_begin;
+  int full_end;
+  int end;
+
+  HA_HOST_DEVICE constexpr bool empty() const { return begin >= end; }
+  HA_HOST_DEVICE constexpr int blocks() const { return end - begin; }
+};
+
 // Block n holds keys [origin + n * keys, origin + (n + 1) * keys). A tile visits [begin, end) from the right; every row
 // of the tile sees all keys of the blocks [full_begin, full_end).
 struct BlockRange {
@@ -21,6 +33,7 @@ struct BlockRange {
 
   HA_HOST_DEVICE constexpr bool empty() const { return begin >= end; }
   HA_HOST_DEVICE constexpr int blocks() const { return end - begin; }
+  HA_HOST_DEVICE constexpr SlabRange of_all_slabs() const { return {begin, full_begin, full_end, end}; }
 };
 
 // Where blocks may start: at keys whose place in memory, key + shift, is a multiple of `unit`, a power of 2. Boxes of
@@ -43,6 +56,19 @@ HA_HOST_DEVICE constexpr BlockRange block_range(MaskParams const& mask, int firs
   int const full_begin = min_of(ceil_div(last.begin - origin, block), end);
   int const full_end = max_of(full_begin, floor_div(first.end - origin, block));
   return {origin, 0, full_begin, full_end, end, seen};
+}
+
+// The slab has the rows [first_row, last_row] of the tile, all of them existing queries, or none.
+HA_HOST_DEVICE constexpr SlabRange slab_range(BlockRange const& tile, MaskParams const& mask, int first_row,
+                                              int last_row, SeqlenQK len, int block) {
+  if (last_row < first_row) { return {tile.end, tile.end, tile.end, tile.end}; }
+  KeyInterval const first = visible(mask, first_row, len);
+  KeyInterval const last = visible(mask, last_row, len);
+  if (first.begin >= last.end) { return {tile.end, tile.end, tile.end, tile.end}; }
+  int const end = max_of(min_of(ceil_div(last.end - tile.origin, block), tile.end), tile.begin);
+  int const full_begin = min_of(max_of(ceil_div(last.begin - tile.origin, block), tile.begin), end);
+  int const full_end = max_of(min_of(floor_div(first.end - tile.origin, block), end), full_begin);
+  return {tile.begin, full_begin, full_end, end};
 }
 
 // Where unit `x` of `units` begins among `blocks`: 0 for the first, `blocks` for the end, never decreasing. 32-bit

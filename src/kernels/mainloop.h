@@ -75,6 +75,32 @@ struct CollectiveMainloop {
     if (thread % 32 == 0) { arrive_barrier(shared.empty[state.slot]); }
   }
 
+  // Blocks of the tile that this slab does not visit are taken from the ring and given back. Each takes its turn, too:
+  // the turns go round, so that all warpgroups have equally many.
+  __device__ __forceinline__ void skip(State& read) const {
+    wait(read);
+    release(read);
+    ++read;
+  }
+  __device__ __forceinline__ void skip_turn() const {
+    turns.wait();
+    turns.pass();
+  }
+  // K of a block and V of the one to its right.
+  __device__ __forceinline__ void skip_pairs(int count, State& read) const {
+    CUTE_NO_UNROLL
+    for (; count > 0; --count) {
+      skip_turn();
+      skip(read);
+      skip(read);
+    }
+  }
+  __device__ __forceinline__ void skip_tile(TileWork const& work, State& read) const {
+    skip(read);
+    skip_pairs(work.range.blocks() - 1, read);
+    skip(read);
+  }
+
   // Where O takes slots of the ring, they follow the tile's keys and values. This warpgroup's part of them, once nobody
   // reads what they held.
   __device__ __forceinline__ Element* wait_output(State slots) const {
@@ -101,13 +127,21 @@ struct CollectiveMainloop {
   // Issues S of a tile's first block, and finds meanwhile what its rows see. Without keys S is of what lies in the
   // slots, and nobody uses it: a product inside a branch would be waited for at the branch's end.
   template <class Scores>
-  __device__ __forceinline__ ThreadKeys issue_first_scores(TileWork const& work, int buffer, State const& read,
-                                                           Scores& tSrS) const {
+  __device__ __forceinline__ ThreadKeys issue_first_scores(TileWork const& work, SlabRange const& slab, int buffer,
+                                                           State& read, Scores& tSrS) const {
     typename Traits::MmaQk mma_qk;
     auto const thread_qk = mma_qk.get_thread_slice(thread);
     ThreadRows rows = thread_rows(work);
     ThreadKeys seen(params.mask, work.sequence.len, params.packing, rows);
-    if (!work.last && !work.range.empty()) { wait(read); }
+    if (!work.last && !slab.empty()) {
+      if constexpr (Traits::kSkips) {
+        if (int const blocks = work.range.end - slab.end; blocks > 0) {
+          skip(read);
+          skip_pairs(blocks - 1, read);
+        }
+      }
+      wait(read);
+    }
     gemm_async<GMMA::ScaleOut::Zero>(mma_qk, queries(thread_qk, buffer), keys(thread_qk)(_, _, _, read.slot), tSrS);
     asm volatile("" : "+r"(rows.first_query), "+r"(rows.slab_row));  // or the limits would be taken before the product
     seen.complete(params.mask, work.sequence.len, params.packing, rows);
@@ -120,12 +154,12 @@ struct CollectiveMainloop {
     warpgroup_fence_operand(tSrS);
   }
 
-  // Accumulates tOrO (64 x head_dim_v, unscaled) and the softmax state over the key blocks of `work`, right to left.
+  // Accumulates tOrO (64 x head_dim_v, unscaled) and the softmax state over the key blocks in `range`, right to left.
   // The first block's scores must have been issued. `after_first` is called once they have been used, `after_scores` as
   // soon as Q is not needed any more.
   template <class Scores, class Output, class AfterFirst, class AfterScores>
-  __device__ __forceinline__ void mma(TileWork const& work, ThreadKeys const& seen, int buffer, State& read,
-                                      Softmax& softmax, Scores& tSrS, Output& tOrO, AfterFirst after_first,
+  __device__ __forceinline__ void mma(TileWork const& work, SlabRange const& range, ThreadKeys const& seen, int buffer,
+                                      State& read, Softmax& softmax, Scores& tSrS, Output& tOrO, AfterFirst after_first,
                                       AfterScores after_scores) const {
     cute::Tensor sVt = make_tensor(make_smem_ptr(shared.ring[0]), typename Traits::LayoutVt{});  // (Dv, keys, slots)
 
@@ -206,7 +240,7 @@ struct CollectiveMainloop {
       if constexpr (!Traits::kRescalesSeldom) { softmax.rescale_output(tOrO); }
     };
 
-    BlockRange const range = work.range;
+    bool const skips_blocks = Traits::kSkips && range.end < work.range.end;
     auto const all_blocks = [&](auto plain, auto masked) __attribute__((always_inline)) {
       int n = range.end - 1;
       clear(tOrO);
@@ -218,6 +252,10 @@ struct CollectiveMainloop {
         start_masked(n, masked);
       }
       after_first();
+      if (skips_blocks) {
+        skip_turn();
+        skip(read);
+      }
       --n;
       if constexpr (is_same_v<decltype(plain), decltype(masked)>) {
         for (; n >= range.begin; --n) { step(n, masked); }

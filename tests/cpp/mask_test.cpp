@@ -139,6 +139,34 @@ std::string range_fault(MaskCase const& c, DenseMask const& dense, int first_row
   return "";
 }
 
+// The rows [first, last] of a tile, none if last < first.
+std::string slab_fault(MaskCase const& c, DenseMask const& dense, BlockRange const& tile, int first, int last,
+                       int block) {
+  SlabRange const slab = slab_range(tile, c.mask, first, last, c.len, block);
+  auto const seen_in = [&](int n) {
+    int const key = tile.origin + n * block;
+    return count_seen(dense, first, last, key, key + block - 1);
+  };
+  int needed_end = tile.begin;  // behind the last block of which a row sees something
+  for (int n = tile.begin; n < tile.end; ++n) {
+    if (seen_in(n) > 0) { needed_end = n + 1; }
+  }
+  // A part of a tile is visited up to its end also by rows that see only what follows.
+  int const behind = tile.origin + tile.end * block;
+  if (count_seen(dense, first, last, behind, c.len.k - 1) > 0) { needed_end = tile.end; }
+  if (needed_end == tile.begin) { return slab.empty() ? "" : "blocks, but no visible key"; }
+  if (slab.begin != tile.begin || slab.end != needed_end) { return "visits other blocks"; }
+  if (slab.full_begin < slab.begin || slab.full_end < slab.full_begin || slab.end < slab.full_end) {
+    return "bounds are not ordered";
+  }
+  for (int n = slab.begin; n < slab.end; ++n) {
+    bool const called_full = n >= slab.full_begin && n < slab.full_end;
+    bool const is_full = seen_in(n) == (last - first + 1) * block;
+    if (called_full != is_full) { return "block " + std::to_string(n) + " is masked wrongly"; }
+  }
+  return "";
+}
+
 }  // namespace
 
 TEST_CASE("visible: 4,000 random masks agree with the dense mask, row by row") {
@@ -166,6 +194,37 @@ TEST_CASE("block_range: 40,000 random tiles visit what their rows see and mask w
       REQUIRE(range_fault(c, dense, first_row, last_row, block) == "");
     }
   }
+}
+
+TEST_CASE("slab_range: slabs of 20,000 random tiles and of their parts visit what their rows see") {
+  std::mt19937 random(5);
+  auto const draw = [&](int low, int high) { return std::uniform_int_distribution<int>(low, high)(random); };
+  int skipping = 0;
+  for (int i = 0; i < 4000; ++i) {
+    MaskCase const c = random_case(random);
+    DenseMask const dense(c);
+    for (int tile = 0; tile < 5; ++tile) {
+      int const rows = draw(1, 14);
+      int const first_row = draw(0, c.len.q - 1);
+      int const last_row = std::min(c.len.q - 1, first_row + 3 * rows - 1);
+      int const block = draw(1, 24);
+      BlockRange const whole = block_range(c.mask, first_row, last_row, c.len, block);
+      BlockRange const part = part_of(whole, draw(0, 1), draw(2, 3), 3);
+      CAPTURE(text_of(c));
+      CAPTURE(first_row);
+      CAPTURE(last_row);
+      CAPTURE(block);
+      for (BlockRange const& range : {whole, part}) {
+        for (int slab = 0; slab < 3; ++slab) {
+          int const first = first_row + slab * rows;
+          int const last = std::min(first + rows - 1, last_row);
+          REQUIRE(slab_fault(c, dense, range, first, last, block) == "");
+          skipping += slab_range(range, c.mask, first, last, c.len, block).end < range.end;
+        }
+      }
+    }
+  }
+  CHECK(skipping > 1000);
 }
 
 TEST_CASE("block_range: blocks that must not cross a page begin at a multiple of its boxes in memory") {

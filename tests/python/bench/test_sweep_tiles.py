@@ -80,7 +80,10 @@ def test_a_line_marks_the_plans_choice_and_is_relative_to_the_fastest_of_ours(sw
 @pytest.mark.parametrize("mask", ["full", "causal"])
 def test_blocks_and_tiles_of_a_head(sweep, mask):
     case = {"seqlen_q": 300, "window": (-1, -1), "causal": mask == "causal"}
-    assert sweep.work(case, 128, 100) == ((3 * 3, 3) if mask == "full" else (2 + 3 + 3, 3))
+    assert sweep.work(case, 128, 128) == ((3 * 3, 3) if mask == "full" else (1 + 2 + 3, 3))
+    assert sweep.work(case, 192, 80) == ((2 * 4, 2) if mask == "full" else (3 + 4, 2)), "this tile skips nothing"
+    slabs = 5 * [3] if mask == "full" else [1, 2, 2, 3, 3]
+    assert sweep.work(case, 128, 100) == (sum(slabs) / 2, 3), "each slab visits what it sees, and a missing one nothing"
     assert sweep.work({**case, "window": (50, 0)}, 100, 100) == (1 + 2 + 2, 3)
 
 

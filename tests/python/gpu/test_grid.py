@@ -56,6 +56,29 @@ def test_head_ratios(kernel, ratio):
     )
 
 
+SKIPPING = {  # masks that hide the last blocks of a tile from its upper slabs
+    "causal": {"causal": True},
+    "one block": {"window": (-1, 40)},
+    "many blocks: chunks end inside a tile": {"chunk": 1000, "causal": False},
+    "chunks as long as a slab": {"chunk": 64, "causal": True},
+}
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_slabs_skip_blocks(dtype):
+    """Warpgroups of a tile that visit different blocks, or none, through several tiles of each thread block."""
+    dims = [pair for pair in built_dims(dtype) if pair in ((64, 64), (96, 96), (192, 128), (192, 192), (256, 256))]
+    if not dims:
+        pytest.skip(f"no {dtype} kernels with such tiles were built")
+    judge_all(
+        Case(f"{why}, head dims {d} and {dv}, {q} and {k}", q, k, dtype=dtype, head_dim=d, head_dim_v=dv, batch=batch,
+             heads_q=8, heads_k=8, **mask)
+        for d, dv in dims
+        for why, mask in SKIPPING.items()
+        for q, k, batch in ((449, 449, 20), (193, 1400, 20), (1100, 1090, 6))
+    )  # fmt: skip
+
+
 def test_more_heads_than_a_slab_has_rows():
     judge_all(
         main_dims(Case(f"{hq} heads on {hk}", q, 300, heads_q=hq, heads_k=hk, causal=True, sinks="fp32"))
