@@ -48,7 +48,8 @@ class Turn:
 
 
 class Cta:
-    """tiles: for each the blocks that each warpgroup visits, from the tile's first on; the tile has as many as the most.
+    """tiles: for each the blocks that each warpgroup visits, from the tile's first on; the tile has as many as the most,
+    so that one of them waits for its first values: else the values' warp could miss a pass, as if nobody did.
     values_wait: the values' warp waits for the slots of O, too. late_output: O is released behind blocks to be skipped.
     """
 
@@ -159,9 +160,12 @@ class Cta:
                 self.release(place)
                 place += 1
 
+        def pass_turn() -> None:
+            self.turns[(w + 1) % self.warpgroups].pass_on()
+
         def take_turn() -> Wait:
             yield from self.turns[w].take()
-            self.turns[(w + 1) % self.warpgroups].pass_on()
+            pass_turn()
 
         def skip_pairs(count: int) -> Wait:
             for _ in range(count):
@@ -197,7 +201,9 @@ class Cta:
                     yield from take(1)
                 for _ in range(visits - 1):
                     yield from self.arrived(place, blocks[place - first])
-                    yield from take_turn()
+                    yield from self.turns[w].take()  # held until the values are there
+                    yield from self.arrived(place + 1, blocks[place + 1 - first])
+                    pass_turn()
                     yield from take(2)
                 yield from take(1)
             elif blocks:
