@@ -49,7 +49,7 @@ class Turn:
 
 class Cta:
     """tiles: for each the blocks that each warpgroup visits, from the tile's first on; the tile has as many as the most,
-    so that one of them waits for its first values: else the values' warp could miss a pass, as if nobody did.
+    so that one of them waits for its first values. If none did, the values' warp could miss a pass.
     values_wait: the values' warp waits for the slots of O, too. late_output: O is released behind blocks to be skipped.
     """
 
@@ -57,12 +57,8 @@ class Cta:
         self, tiles: list[list[int]], paged: bool, output_slots: int, values_wait: bool, late_output: bool
     ) -> None:
         self.visits, self.tiles = tiles, [max(visits) for visits in tiles]
-        self.paged, self.output_slots, self.values_wait, self.late_output = (
-            paged,
-            output_slots,
-            values_wait,
-            late_output,
-        )
+        self.paged, self.output_slots = paged, output_slots
+        self.values_wait, self.late_output = values_wait, late_output
         self.warpgroups = len(tiles[0])
         self.full = [Barrier(1) for _ in range(STAGES)]
         self.empty = [Barrier(self.warpgroups) for _ in range(STAGES)]
@@ -173,7 +169,7 @@ class Cta:
                 yield from take(1)
                 yield from take(1)
 
-        def release_output() -> None:  # of the tile before, under the first product
+        def release_output() -> None:  # of the tile before
             for slot in output:
                 self.release(slot)
 
