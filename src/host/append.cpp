@@ -1,4 +1,5 @@
-// New keys, values and queries -> kernel parameters -> one launch.
+// New keys, values and queries -> kernel parameters -> one launch. All but where tensors lie is computed once for calls
+// of the same shapes.
 #include "hopper_attention/append.h"
 
 #include <algorithm>
@@ -6,6 +7,7 @@
 
 #include "hopper_attention/forward.h"
 #include "host/cuda_launch.h"
+#include "host/launches.h"
 #include "host/memory_overlap.h"
 #include "kernels/append_params.h"
 
@@ -25,17 +27,14 @@ TokenStrides strides(Tensor const& t) {
   return {first == 0 ? 0 : t.stride[0], t.stride[first], t.stride[first + 1]};
 }
 
-AppendJob move_job(Tensor const& source, Tensor const& destination, Tensor const& starts) {
+AppendJob move_job(Tensor const& source, Tensor const& destination) {
   int const first = source.rank - 3;
   std::int64_t const sequences = first == 0 ? 1 : source.shape[0];
   int const heads = static_cast<int>(source.shape[first + 1]);
-  AppendJob job{.source = source.data,
-                .destination = destination.data,
-                .source_stride = strides(source),
+  AppendJob job{.source_stride = strides(source),
                 .destination_stride = strides(destination),
                 .tokens = static_cast<int>(sequences * source.shape[first]),
                 .heads = heads};
-  if (starts.given()) { job.starts = int32s(starts); }
   if (heads == 0) { job.tokens = 0; }
   if (job.tokens == 0) { return job; }
   int const vectors = static_cast<int>(source.shape[first + 2]) * element_bytes(source.dtype) / kAppendVectorBytes;
@@ -61,14 +60,11 @@ CacheParams cache_params(AppendArguments const& args) {
   bool const paged = args.page_table.given();
   std::int64_t const slots = args.k_cache.shape[1];
   CacheParams cache;
-  if (args.seqused_k.given()) { cache.seqused = int32s(args.seqused_k); }
   cache.seqused_all = static_cast<int>(std::clamp<std::int64_t>(args.seqused_k_all, 0, kMost));
   cache.rows = static_cast<int>(args.k_cache.shape[0]);
-  if (args.cache_batch_idx.given()) { cache.batch_idx = int32s(args.cache_batch_idx); }
   // Lengths are int32: no slot behind that is ever used.
   cache.capacity = static_cast<int>(std::min(paged ? args.page_table.shape[1] * slots : slots, kMost));
   if (paged) {
-    cache.page_table = int32s(args.page_table);
     cache.page_table_stride = args.page_table.stride[0];
     cache.page_size = FastDivmod(static_cast<int>(std::max<std::int64_t>(slots, 1)));
   }
@@ -85,13 +81,10 @@ RotaryParams rotary_params(AppendArguments const& args) {
   if (!args.rotary_cos.given()) { return {}; }
   Tensor const& cos = args.rotary_cos;
   Tensor const& sin = args.rotary_sin;
-  return {.cos = cos.data,
-          .sin = sin.data,
-          .cos_stride = cos.stride[0],
+  return {.cos_stride = cos.stride[0],
           .sin_stride = sin.stride[0],
           .positions = static_cast<int>(cos.shape[0]),
           .half = static_cast<int>(cos.shape[1]),
-          .seqlens = args.rotary_seqlens.given() ? int32s(args.rotary_seqlens) : nullptr,
           .float32 = cos.dtype == DataType::kFloat32,
           .interleaved = args.rotary_interleaved,
           .per_position = args.rotate_q_per_position,
@@ -102,38 +95,65 @@ std::int64_t batch_of(AppendArguments const& args) {
   return args.cu_seqlens_k_new.given() ? args.cu_seqlens_k_new.shape[0] - 1 : args.k_new.shape[0];
 }
 
+void set_memory(AppendJob& job, Tensor const& source, Tensor const& destination, Tensor const& starts) {
+  job.source = source.data;
+  job.destination = destination.data;
+  job.starts = int32s(starts);
+}
+
+// A tensor that is not given lies at null.
+void set_memory(AppendParams& params, AppendArguments const& args) {
+  params.cache.seqused = int32s(args.seqused_k);
+  params.cache.batch_idx = int32s(args.cache_batch_idx);
+  params.cache.page_table = int32s(args.page_table);
+  set_memory(params.jobs[0], args.k_new, args.k_cache, args.cu_seqlens_k_new);
+  set_memory(params.jobs[1], args.v_new, args.v_cache, args.cu_seqlens_k_new);
+  if (!args.rotary_cos.given()) { return; }
+  set_memory(params.jobs[2], args.q, args.q_rotated, args.cu_seqlens_q);
+  params.rotary.cos = args.rotary_cos.data;
+  params.rotary.sin = args.rotary_sin.data;
+  params.rotary.seqlens = int32s(args.rotary_seqlens);
+}
+
 }  // namespace
 
-void launch_append(AppendArguments const& args, Stream stream) {
+AppendLaunch prepare_append(AppendArguments const& args) {
   bool const rotary = args.rotary_cos.given();
-  AppendParams params;
+  AppendLaunch launch;
+  AppendParams& params = launch.params;
   params.batch = static_cast<int>(batch_of(args));
   params.cache = cache_params(args);
   params.rotary = rotary_params(args);
-  params.jobs[0] = move_job(args.k_new, args.k_cache, args.cu_seqlens_k_new);
+  params.jobs[0] = move_job(args.k_new, args.k_cache);
   params.jobs[0].rotate = rotary;
-  params.jobs[1] = move_job(args.v_new, args.v_cache, args.cu_seqlens_k_new);
+  params.jobs[1] = move_job(args.v_new, args.v_cache);
   if (rotary) {
-    params.jobs[2] = move_job(args.q, args.q_rotated, args.cu_seqlens_q);
+    params.jobs[2] = move_job(args.q, args.q_rotated);
     params.jobs[2].rotate = true;
     params.jobs[2].to_cache = false;
   }
-  std::int64_t blocks = 0;
   for (int i = 0; i < kAppendJobs; ++i) {
-    params.first_block[i] = static_cast<int>(blocks);
-    blocks += blocks_of(params.jobs[i]);
+    params.first_block[i] = static_cast<int>(launch.blocks);
+    launch.blocks += blocks_of(params.jobs[i]);
   }
-  if (blocks == 0) { return; }
+  if (launch.blocks > 0) { require_supported_device(args.k_cache.device); }
+  return launch;
+}
+
+void start(AppendLaunch const& launch, AppendArguments const& args, Stream stream) {
+  if (launch.blocks == 0) { return; }
+  AppendParams params = launch.params;
+  set_memory(params, args);
   int const device = args.k_cache.device;
-  require_supported_device(device);
   DeviceGuard const guard(device);
-  void const* const kernel = append_kernel(args.k_cache.dtype);
-  launch_kernel(kernel,
+  launch_kernel(append_kernel(args.k_cache.dtype),
                 {.device = device,
-                 .grid = dim3(static_cast<unsigned>(blocks)),
+                 .grid = dim3(static_cast<unsigned>(launch.blocks)),
                  .threads = kAppendThreads,
                  .start = Start::kOverlap},
                 &params, stream, "the launch of the append kernel failed");
 }
+
+void launch_append(AppendArguments const& args, Stream stream) { start(prepare_append(args), args, stream); }
 
 }  // namespace hopper_attention

@@ -14,7 +14,7 @@
 
 #include "hopper_attention/append.h"
 #include "hopper_attention/testing.h"
-#include "host/kernel_table.h"
+#include "host/launches.h"
 #include "host/plan_cache.h"
 #include "host/same_call.h"
 #include "host/text.h"
@@ -58,13 +58,17 @@ Plan make_plan(Problem const& problem, int device) {
   return made;
 }
 
-// A call that passed validate(), and what was found out about it.
-struct KnownCall {
-  Arguments args;
+// What was found out about a call that passed validate(). Of one thread.
+struct CheckedProblem {
   Problem problem;
   std::shared_ptr<Plan const> plan;
-  bool launchable = false;  // by require_launchable()
-  int generation = -1;      // of the backend
+  std::shared_ptr<Launches const> launches;  // null before the first
+};
+
+struct KnownCall {
+  Arguments args;
+  std::shared_ptr<CheckedProblem> checked;
+  int generation = -1;  // of the backend
 
   bool is(Arguments const& other) const {
     return generation == hopper_attention::generation.load(std::memory_order_relaxed) && is_same_call(args, other);
@@ -97,46 +101,51 @@ KnownCall* known_call(Arguments const& args) {
 class CheckedCall {
  public:
   explicit CheckedCall(Arguments const& args) {
-    known_ = forced_plan ? nullptr : known_call(args);
-    if (known_ == nullptr) {
-      problem_ = validate(args);
-      plan_ = std::make_shared<Plan const>(make_plan(problem_, args.q.device));
+    KnownCall* const known = forced_plan ? nullptr : known_call(args);
+    if (known == nullptr) {
+      Problem const problem = validate(args);
+      checked_ = std::make_shared<CheckedProblem>(
+          problem, std::make_shared<Plan const>(make_plan(problem, args.q.device)), nullptr);
       return;
     }
-    KnownCall& known = *known_;
-    if (known.is(args)) {
+    if (known->is(args)) {
       check_overlaps(args);
     } else {
       int const now = generation.load(std::memory_order_relaxed);
       Problem const problem = validate(args);
       int const device = args.q.device;
       auto const plan = plan_cache().get({problem, device}, [&] { return make_plan(problem, device); });
-      known = {args, problem, plan, false, now};
+      *known = {args, std::make_shared<CheckedProblem>(problem, plan, nullptr), now};
     }
-    problem_ = known.problem;
-    plan_ = known.plan;
+    checked_ = known->checked;
   }
 
-  Problem const& problem() const { return problem_; }
-  Plan const& plan() const { return *plan_; }
+  Plan const& plan() const { return *checked_->plan; }
 
   // Raises what the launch would raise before its first kernel. To be called before anything else is. allocates: a
   // workspace that is not given.
-  void require_launchable(Arguments const& args, bool allocates) {
-    if (args.workspace.given() || (plan_->workspace_bytes > 0 && !allocates)) {
-      require_workspace(*plan_, args.workspace);
+  void require_launchable(Arguments const& args, bool allocates) const {
+    if (args.workspace.given() || (plan().workspace_bytes > 0 && !allocates)) {
+      require_workspace(plan(), args.workspace);
     }
-    if (known_ != nullptr && known_->launchable) { return; }
-    if (backend.launch == &launch) {  // a stand-in needs no kernel
-      for (KernelPlan const& kernel : plan_->kernels) { find_kernel(kernel.family, plan_->dtype, kernel.tile); }
+    if (backend.launch == &launch) { launches(); }  // a stand-in needs no kernel
+  }
+
+  void launch_with(Arguments const& args, Stream stream) const {
+    if (backend.launch == &launch) {
+      start(launches(), plan(), checked_->problem, args, stream);
+    } else {
+      backend.launch(plan(), checked_->problem, args, stream);
     }
-    if (known_ != nullptr) { known_->launchable = true; }
   }
 
  private:
-  Problem problem_;
-  std::shared_ptr<Plan const> plan_;
-  KnownCall* known_ = nullptr;
+  Launches const& launches() const {
+    if (checked_->launches == nullptr) { checked_->launches = prepare_launches(plan(), checked_->problem); }
+    return *checked_->launches;
+  }
+
+  std::shared_ptr<CheckedProblem> checked_;
 };
 
 using Allocate = std::function<Tensor(std::int64_t)>;
@@ -144,23 +153,40 @@ using Allocate = std::function<Tensor(std::int64_t)>;
 void run(CheckedCall const& call, Arguments const& args, Stream stream, Allocate const& allocate) {
   Plan const& plan = call.plan();
   if (plan.workspace_bytes == 0 || args.workspace.given() || !allocate) {
-    backend.launch(plan, call.problem(), args, stream);
+    call.launch_with(args, stream);
   } else {
     Arguments with_workspace = args;
     with_workspace.workspace = allocate(plan.workspace_bytes);
-    backend.launch(plan, call.problem(), with_workspace, stream);
+    call.launch_with(with_workspace, stream);
   }
 }
 
-// As validate(), which sees a call of this thread that is like the last one no second time.
-void check(AppendArguments const& args) {
-  thread_local std::optional<AppendArguments> last;
-  if (last && is_same_call(*last, args)) {
+// An append that passed validate(). Trivially destructible: a thread may still append while its thread-local objects
+// are destroyed.
+struct KnownAppend {
+  AppendArguments args;
+  std::optional<AppendLaunch> launch;  // none before the first
+};
+
+// As validate(), which sees a call of this thread that is like the last one no second time. Valid until the next call.
+KnownAppend& check(AppendArguments const& args) {
+  thread_local std::optional<KnownAppend> last;
+  if (last && is_same_call(last->args, args)) {
     check_overlaps(args);
   } else {
     validate(args);
-    last = args;
+    last = {args, std::nullopt};
   }
+  return *last;
+}
+
+void run(KnownAppend& known, AppendArguments const& args, Stream stream) {
+  if (backend.append != &launch_append) {
+    backend.append(args, stream);
+    return;
+  }
+  if (!known.launch) { known.launch = prepare_append(args); }
+  start(*known.launch, args, stream);
 }
 
 }  // namespace
@@ -175,17 +201,14 @@ void forward(Arguments const& args, Stream stream, Allocate const& allocate) {
   run(CheckedCall(args), args, stream, allocate);
 }
 
-void append(AppendArguments const& args, Stream stream) {
-  check(args);
-  backend.append(args, stream);
-}
+void append(AppendArguments const& args, Stream stream) { run(check(args), args, stream); }
 
 void append_and_forward(AppendArguments const& args, Arguments const& attention, Stream stream,
                         Allocate const& allocate) {
-  check(args);
-  CheckedCall call(attention);
+  KnownAppend& known = check(args);
+  CheckedCall const call(attention);
   call.require_launchable(attention, static_cast<bool>(allocate));
-  backend.append(args, stream);
+  run(known, args, stream);
   if (args.q_rotated.given()) {
     Arguments of_rotated = attention;
     of_rotated.q = args.q_rotated;

@@ -1,14 +1,21 @@
-// Plan + arguments -> what each kernel is told, and the launches of a call: up to four.
+// What each kernel is told, and the launches of a call: up to four. What follows from the plan is written once, in
+// prepare_launches(); each call adds what its tensors say.
 #include <cuda_runtime.h>
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
+#include <memory>
 #include <numeric>
+#include <optional>
+#include <vector>
 
 #include "hopper_attention/forward.h"
 #include "host/cluster_params.h"
 #include "host/cuda_launch.h"
 #include "host/kernel_table.h"
+#include "host/launches.h"
 #include "host/require.h"
 #include "host/schedule_shape.h"
 #include "host/tensor_map.h"
@@ -21,37 +28,37 @@
 namespace hopper_attention {
 namespace {
 
-std::uint64_t extent(Tensor const& t, int dim) { return static_cast<std::uint64_t>(t.shape[dim]); }
-std::uint64_t stride(Tensor const& t, int dim) { return static_cast<std::uint64_t>(t.stride[dim]); }
+// q, k, v or out, (B, S, H, D) or (T, H, D), with the same four dims.
+class Batched {
+ public:
+  explicit Batched(Tensor const& t) : t_(t), absent_(4 - t.rank) {}
 
-// q or out, (B, S, H, D) or (T, H, D), with the same four dims.
-Tensor with_batch(Tensor const& t) {
-  if (t.rank == 4) { return t; }
-  Tensor result = t;
-  result.rank = 4;
-  for (int dim = 0; dim < 3; ++dim) {
-    result.shape[dim + 1] = t.shape[dim];
-    result.stride[dim + 1] = t.stride[dim];
+  std::uint64_t extent(int dim) const {
+    return dim < absent_ ? 1 : static_cast<std::uint64_t>(t_.shape[dim - absent_]);
   }
-  result.shape[0] = 1;
-  result.stride[0] = 0;
-  return result;
-}
+  std::uint64_t stride(int dim) const {
+    return dim < absent_ ? 0 : static_cast<std::uint64_t>(t_.stride[dim - absent_]);
+  }
 
-// (B, S, H, D) of q or out as (D, packed heads, S, head groups, B), in boxes of one slab with `queries` queries.
-TensorMapShape query_map(Tensor const& t, int tile_head_dim, int packed_heads, int queries) {
+ private:
+  Tensor const& t_;
+  int absent_;
+};
+
+// q or out as (D, packed heads, S, head groups, B), in boxes of one slab with `queries` queries.
+TensorMapShape query_map(Batched const& t, int tile_head_dim, int packed_heads, int queries) {
   auto const heads = static_cast<std::uint64_t>(packed_heads);
-  return {.extent = {extent(t, 3), heads, extent(t, 1), extent(t, 2) / heads, extent(t, 0)},
-          .stride = {1, stride(t, 2), stride(t, 1), stride(t, 2) * heads, stride(t, 0)},
+  return {.extent = {t.extent(3), heads, t.extent(1), t.extent(2) / heads, t.extent(0)},
+          .stride = {1, t.stride(2), t.stride(1), t.stride(2) * heads, t.stride(0)},
           .box = {static_cast<std::uint32_t>(slab_columns(tile_head_dim)), static_cast<std::uint32_t>(heads),
                   static_cast<std::uint32_t>(queries), 1, 1}};
 }
 
-// (B, S, H, D) of k or v, or (pages, page size, H, D), as (D, S, H, B), in boxes of `keys`.
-TensorMapShape key_map(Tensor const& t, int tile_head_dim, int keys) {
+// k or v, or (pages, page size, H, D), as (D, S, H, B), in boxes of `keys`.
+TensorMapShape key_map(Batched const& t, int tile_head_dim, int keys) {
   return {.rank = 4,
-          .extent = {extent(t, 3), extent(t, 1), extent(t, 2), extent(t, 0), 1},
-          .stride = {1, stride(t, 1), stride(t, 2), stride(t, 0), 1},
+          .extent = {t.extent(3), t.extent(1), t.extent(2), t.extent(0), 1},
+          .stride = {1, t.stride(1), t.stride(2), t.stride(0), 1},
           .box = {static_cast<std::uint32_t>(slab_columns(tile_head_dim)), static_cast<std::uint32_t>(keys), 1, 1, 1}};
 }
 
@@ -107,43 +114,46 @@ RowSource row_source(Tensor const& t) {
   return {t.data, t.stride[0], t.stride[1], t.stride[2], static_cast<int>(t.shape[3])};
 }
 
-PageParams page_params(TileConfig const& tile, Arguments const& args) {
+PageParams page_params(TileConfig const& tile, Problem const& problem) {
   // A box has at least as many rows as the swizzle's pattern, or one: then rows are gathered.
   constexpr int kLeastBoxKeys = 8;
   PageParams pages;
-  if (!args.page_table.given()) { return pages; }
-  int const size = static_cast<int>(args.k.shape[1]);
-  pages.table = integers(args.page_table);
-  pages.stride = args.page_table.stride[0];
-  pages.width = static_cast<int>(args.page_table.shape[1]);
-  pages.size = FastDivmod(size);
-  pages.pages = static_cast<int>(args.k.shape[0]);
-  int const box_keys = std::gcd(std::gcd(size, tile.keys), 64);
+  if (problem.keys != KeyLayout::kPaged) { return pages; }
+  pages.size = FastDivmod(problem.page_size);
+  int const box_keys = std::gcd(std::gcd(problem.page_size, tile.keys), 64);
   pages.box_keys = box_keys < kLeastBoxKeys ? 1 : box_keys;
-  pages.k = row_source(args.k);
-  pages.v = row_source(args.v);
   return pages;
 }
 
-LoadParams load_params(Plan const& plan, KernelPlan const& kernel, Problem const& problem, Arguments const& args,
-                       Packing const& packing, int queries_per_box) {
-  TileConfig const& tile = kernel.tile;
-  LoadParams load{};
-  load.pages = page_params(tile, args);
-  load.q = make_tensor_map(plan.dtype, args.q.data,
-                           query_map(with_batch(args.q), tile.head_dim, plan.packed_heads, queries_per_box));
+void set_tensors(PageParams& pages, Arguments const& args) {
+  pages.table = integers(args.page_table);
+  pages.stride = args.page_table.stride[0];
+  pages.width = static_cast<int>(args.page_table.shape[1]);
+  pages.pages = static_cast<int>(args.k.shape[0]);
+  pages.k = row_source(args.k);
+  pages.v = row_source(args.v);
+}
+
+// What the boxes of a kernel's tensor maps are made of.
+struct BoxShape {
+  TileConfig tile;
+  int packed_heads;
+  int queries;
+};
+
+void set_tensors(LoadParams& load, BoxShape const& box, Arguments const& args) {
+  bool const paged = args.page_table.given();
+  if (paged) { set_tensors(load.pages, args); }
+  DataType const dtype = args.q.dtype;
+  load.q =
+      make_tensor_map(dtype, args.q.data, query_map(Batched(args.q), box.tile.head_dim, box.packed_heads, box.queries));
   // Without keys there is nothing to load, and no tensor to describe.
-  Tensor const k = with_batch(args.k);
-  Tensor const v = with_batch(args.v);
-  if (k.shape[0] > 0 && k.shape[1] > 0) {
-    int const keys = load.pages.table != nullptr ? load.pages.box_keys : tile.keys;
-    load.k = make_tensor_map(plan.dtype, k.data, key_map(k, tile.head_dim, keys));
-    load.v = make_tensor_map(plan.dtype, v.data, key_map(v, tile.head_dim_v, keys));
+  Batched const k(args.k);
+  if (k.extent(0) > 0 && k.extent(1) > 0) {
+    int const keys = paged ? load.pages.box_keys : box.tile.keys;
+    load.k = make_tensor_map(dtype, args.k.data, key_map(k, box.tile.head_dim, keys));
+    load.v = make_tensor_map(dtype, args.v.data, key_map(Batched(args.v), box.tile.head_dim_v, keys));
   }
-  load.groups_per_head_k = FastDivmod(problem.heads_q / problem.heads_k / plan.packed_heads);
-  load.query_rows = static_cast<std::uint32_t>(plan.packed_heads * queries_per_box);
-  load.queries_per_slab = packing.queries_per_slab;
-  return load;
 }
 
 struct OutputStrides {
@@ -151,8 +161,8 @@ struct OutputStrides {
 };
 
 OutputStrides output_strides(Tensor const& out) {
-  Tensor const t = with_batch(out);
-  return {t.stride[0], t.stride[1], t.stride[2]};
+  int const row = out.rank - 3;  // 0: packed sequences
+  return {row == 0 ? 0 : out.stride[0], out.stride[row], out.stride[row + 1]};
 }
 
 // (B, H, S), or (H, T) of packed sequences.
@@ -161,16 +171,13 @@ OutputStrides lse_strides(Problem const& problem, Arguments const& args) {
   return {rows * problem.heads_q, 1, rows};
 }
 
-EpilogueParams epilogue_params(Plan const& plan, KernelPlan const& kernel, Problem const& problem,
-                               Arguments const& args, PartialParams const& partial, int queries_per_box) {
+void set_tensors(EpilogueParams& epilogue, BoxShape const& box, Problem const& problem, Arguments const& args) {
   Tensor const& out = args.out;
-  EpilogueParams epilogue{};
   epilogue.out_by_tma = fits_tma(out);
   if (epilogue.out_by_tma) {
-    epilogue.out = make_tensor_map(
-        plan.dtype, out.data, query_map(with_batch(out), kernel.tile.head_dim_v, plan.packed_heads, queries_per_box));
+    epilogue.out = make_tensor_map(args.q.dtype, out.data,
+                                   query_map(Batched(out), box.tile.head_dim_v, box.packed_heads, box.queries));
   }
-  epilogue.clip_by_tma = !problem.ragged;
   epilogue.out_pointer = out.data;
   OutputStrides const strides = output_strides(out);
   epilogue.out_stride_batch = strides.batch;
@@ -182,10 +189,7 @@ EpilogueParams epilogue_params(Plan const& plan, KernelPlan const& kernel, Probl
   epilogue.lse_stride_head = lse.head;
   epilogue.sinks = args.sinks.data;
   epilogue.sinks_type = args.sinks.dtype;
-  epilogue.head_dim_v = problem.head_dim_v;
   epilogue.rows = static_cast<int>(problem.packed_q ? args.q.shape[0] : args.q.shape[1]);
-  epilogue.partial = partial;
-  return epilogue;
 }
 
 // The workspace: the schedule if this call makes it, then the partial results of each kernel.
@@ -219,10 +223,9 @@ Workspace divide_workspace(Plan const& plan, Problem const& problem, Arguments c
   return parts;
 }
 
-ScheduleParams schedule_params(Plan const& plan, KernelPlan const& kernel, Problem const& problem, int* metadata) {
+ScheduleParams schedule_params(Plan const& plan, KernelPlan const& kernel, Problem const& problem) {
   TileShape const shape = tile_shape(kernel.tile, plan.packed_heads, plan.fixed_splits);
   ScheduleParams p;
-  p.metadata = problem.ragged ? metadata : nullptr;
   p.batch = problem.batch;
   p.places = places_of(plan, kernel);
   p.alike = sequence_work(shape, problem.mask, {problem.seqlen_q, problem.seqlen_k});
@@ -246,38 +249,43 @@ Packing packing_of(Plan const& plan, KernelPlan const& kernel) {
   return make_packing(plan.packed_heads, cluster_of(plan) > 1 ? std::min(rows, kMostMergeRows) : rows);
 }
 
-AttentionParams attention_params(Plan const& plan, KernelPlan const& kernel, Problem const& problem,
-                                 Arguments const& args, Workspace const& workspace, PartialParams const& partial) {
-  Packing const packing = packing_of(plan, kernel);
-  int const queries_per_tile = packing.queries_per_slab * slabs_of(kernel.tile);
-  bool const longest_last = problem.mask.right != kUnlimited;
+int queries_per_box(KernelPlan const& kernel, Problem const& problem, Packing const& packing) {
   // A tile of few queries brings no more than there are.
-  int const queries_per_box = kernel.family == KernelFamily::kDecode
-                                  ? std::min(packing.queries_per_slab, std::max(1, problem.seqlen_q))
-                                  : packing.queries_per_slab;
+  return kernel.family == KernelFamily::kDecode ? std::min(packing.queries_per_slab, std::max(1, problem.seqlen_q))
+                                                : packing.queries_per_slab;
+}
+
+// All but what tensors say.
+AttentionParams attention_params(Plan const& plan, KernelPlan const& kernel, Problem const& problem) {
+  Packing const packing = packing_of(plan, kernel);
+  bool const longest_last = problem.mask.right != kUnlimited;
   AttentionParams p{};
-  p.load = load_params(plan, kernel, problem, args, packing, queries_per_box);
-  p.epilogue = epilogue_params(plan, kernel, problem, args, partial, queries_per_box);
-  p.sequences = sequences_of_call(problem, args);
+  p.load.pages = page_params(kernel.tile, problem);
+  p.load.groups_per_head_k = FastDivmod(problem.heads_q / problem.heads_k / plan.packed_heads);
+  p.load.query_rows = static_cast<std::uint32_t>(plan.packed_heads * queries_per_box(kernel, problem, packing));
+  p.load.queries_per_slab = packing.queries_per_slab;
+  p.epilogue.clip_by_tma = !problem.ragged;
+  p.epilogue.head_dim_v = problem.head_dim_v;
   p.softmax = softmax_params(problem);
   p.packing = packing;
   p.mask = problem.mask;
   p.listed = plan.listed;
   p.least_queries = kernel.least_queries;
   p.most_queries = kernel.most_queries;
-  p.cluster = cluster_params(plan, kernel, problem.heads_q, workspace.metadata);
+  p.cluster = cluster_params(plan, kernel, problem.heads_q, nullptr);
   if (p.cluster.on()) {
     // All else follows from the index of a block.
   } else if (plan.listed) {
-    p.schedule = schedule_params(plan, kernel, problem, workspace.metadata);
+    p.schedule = schedule_params(plan, kernel, problem);
     p.sharing = problem.heads_q / problem.heads_k / plan.packed_heads;
     p.keys_in_l2 = plan.keys_in_l2;
   } else {
+    int const queries_per_tile = packing.queries_per_slab * slabs_of(kernel.tile);
     p.scheduler = make_scheduler_params(problem.batch, problem.heads_q / plan.packed_heads,
                                         ceil_div(problem.seqlen_q, queries_per_tile), plan.heads_per_pass, longest_last,
                                         kernel.ctas);
   }
-  if (args.page_table.given()) { p.alignment.unit = p.load.pages.box_keys; }
+  if (problem.keys == KeyLayout::kPaged) { p.alignment.unit = p.load.pages.box_keys; }
   return p;
 }
 
@@ -291,8 +299,13 @@ void launch_schedule(ScheduleKernelParams params, int device, Stream stream) {
                 &params, stream, "the launch of the schedule kernel failed");
 }
 
-ScheduleKernelParams schedule_kernel_params(Problem const& problem, SequenceParams const& sequences, bool fixed_splits,
-                                            int* metadata) {
+// How the schedule kernel counts tiles.
+struct ScheduledTiles {
+  TileShape prefill;
+  TileShape decode;
+};
+
+ScheduledTiles scheduled_tiles(Problem const& problem, bool fixed_splits) {
   int const packed = scheduled_packing(problem.heads_q, problem.heads_k);
   auto const shape = [&](TileUse use) {
     TileRow const* const row = find_tile(problem.head_dim, problem.head_dim_v, use);
@@ -300,16 +313,113 @@ ScheduleKernelParams schedule_kernel_params(Problem const& problem, SequencePara
                             problem.head_dim_v, ") of q and v");
     return tile_shape(row->tile, packed, fixed_splits);
   };
-  return {sequences, problem.mask, shape(TileUse::kRagged),
-          shape(few_queries_use(problem.head_dim, problem.head_dim_v, packed, fixed_splits)), metadata};
+  return {shape(TileUse::kRagged), shape(few_queries_use(problem.head_dim, problem.head_dim_v, packed, fixed_splits))};
 }
 
-void launch_combine(Plan const& plan, Problem const& problem, Arguments const& args, Workspace const& workspace,
-                    Stream stream) {
-  Packing const packing = make_packing(plan.packed_heads);
-  SplitCombineParams p{};
-  p.sequences = sequences_of_call(problem, args);
-  p.packed_heads = packing.heads;
+struct CombineLaunch {
+  SplitCombineParams params;
+  std::array<std::size_t, 2> kernels;  // of the plan, whose parts the tasks merge
+  int tasks;
+  LaunchShape shape;
+};
+
+// None where no tile can be in parts.
+std::optional<CombineLaunch> combine_launch(Plan const& plan, Problem const& problem) {
+  CombineLaunch launch{};
+  SplitCombineParams& p = launch.params;
+  p.packed_heads = make_packing(plan.packed_heads).heads;
+  p.dtype = problem.dtype;
+  p.head_dim_v = problem.head_dim_v;
+  int rows = 0;
+  std::int64_t candidates = 0;
+  for (std::size_t i = 0; i < plan.kernels.size(); ++i) {
+    KernelPlan const& kernel = plan.kernels[i];
+    if (!kernel.may_split || kernel.shares_parts) { continue; }
+    launch.kernels[launch.tasks] = i;
+    SplitCombineTask& task = p.task[launch.tasks++];
+    task.schedule = schedule_params(plan, kernel, problem);
+    task.queries_per_slab = packing_of(plan, kernel).queries_per_slab;
+    task.slabs = slabs_of(kernel.tile);
+    task.cluster = cluster_params(plan, kernel, problem.heads_q, nullptr);
+    task.candidates =
+        static_cast<int>(plan.fixed_splits || task.cluster.on() ? kernel.most_tiles : kernel.partial_slots / 2 - 1);
+    candidates += task.candidates;
+    rows = std::max(rows, kernel.partial_rows);
+  }
+  if (candidates == 0) { return std::nullopt; }
+  // Many parts want a block for each row; many rows want few blocks that find nothing to do.
+  constexpr std::int64_t kMostBlocks = 2048;
+  p.rows_per_block =
+      static_cast<int>(std::max<std::int64_t>(1, ceil_div<std::int64_t>(rows * candidates, kMostBlocks)));
+  launch.shape = {
+      .grid = dim3(static_cast<unsigned>(candidates), static_cast<unsigned>(ceil_div(rows, p.rows_per_block))),
+      .threads = kSplitCombineThreads,
+      .start = Start::kOverlap};
+  return launch;
+}
+
+struct KernelLaunch {
+  AttentionParams params;
+  void const* function;
+  LaunchShape shape;
+  BoxShape box;
+  std::size_t kernel;  // of the plan
+};
+
+std::vector<KernelLaunch> kernel_launches(Plan const& plan, Problem const& problem) {
+  std::vector<KernelLaunch> launches;
+  bool decodes = false;
+  bool const decode_first = plan.kernels.size() > 1 && card_share(plan, plan.kernels[1]) == CardShare::kLeaves;
+  for (std::size_t n = 0; n < plan.kernels.size(); ++n) {
+    std::size_t const i = decode_first ? plan.kernels.size() - 1 - n : n;
+    KernelPlan const& kernel = plan.kernels[i];
+    KernelEntry const& entry = find_kernel(kernel.family, plan.dtype, kernel.tile);
+    // Two decode kernels draw from one counter.
+    bool const decodes_again = decodes && kernel.family == KernelFamily::kDecode;
+    KernelLaunch& launch = launches.emplace_back();
+    launch.params = attention_params(plan, kernel, problem);
+    launch.params.wait_at_start = n == 0;  // kernels after it start when it has waited
+    launch.function = entry.function;
+    launch.shape = {.grid = dim3(static_cast<unsigned>(kernel.ctas)),
+                    .threads = entry.threads,
+                    .shared_bytes = entry.shared_bytes,
+                    .start = plan.starts_early && !decodes_again ? Start::kOverlap : Start::kAfter,
+                    .cluster = std::max(1, cluster_of(plan))};
+    launch.box = {kernel.tile, plan.packed_heads, queries_per_box(kernel, problem, launch.params.packing)};
+    launch.kernel = i;
+    decodes = decodes || kernel.family == KernelFamily::kDecode;
+  }
+  return launches;
+}
+
+LaunchShape on_device(LaunchShape shape, int device) {
+  shape.device = device;
+  return shape;
+}
+
+// Where a kernel and the combine kernel look for the schedule of the step.
+void set_schedule(ScheduleParams& schedule, ClusterParams& cluster, Plan const& plan, Problem const& problem,
+                  int* metadata) {
+  if (plan.listed && problem.ragged && !cluster.on()) { schedule.metadata = metadata; }
+  if (reads_schedule(plan, cluster)) { cluster.metadata = metadata; }
+}
+
+void start_kernel(KernelLaunch const& launch, Plan const& plan, Problem const& problem, Arguments const& args,
+                  SequenceParams const& sequences, Workspace const& workspace, Stream stream) {
+  AttentionParams params = launch.params;
+  set_tensors(params.load, launch.box, args);
+  set_tensors(params.epilogue, launch.box, problem, args);
+  params.epilogue.partial = workspace.partial[launch.kernel];
+  params.sequences = sequences;
+  set_schedule(params.schedule, params.cluster, plan, problem, workspace.metadata);
+  launch_kernel(launch.function, on_device(launch.shape, args.q.device), &params, stream,
+                "the launch of the attention kernel failed");
+}
+
+void start_combine(CombineLaunch const& launch, Plan const& plan, Problem const& problem, Arguments const& args,
+                   SequenceParams const& sequences, Workspace const& workspace, Stream stream) {
+  SplitCombineParams p = launch.params;
+  p.sequences = sequences;
   p.out = args.out.data;
   OutputStrides const out = output_strides(args.out);
   p.out_stride_batch = out.batch;
@@ -321,78 +431,50 @@ void launch_combine(Plan const& plan, Problem const& problem, Arguments const& a
   p.lse_stride_head = lse.head;
   p.sinks = args.sinks.data;
   p.sinks_type = args.sinks.dtype;
-  p.dtype = problem.dtype;
-  p.head_dim_v = problem.head_dim_v;
   p.rows = static_cast<int>(problem.packed_q ? args.q.shape[0] : args.q.shape[1]);
-  int tasks = 0;
-  int rows = 0;
-  std::int64_t candidates = 0;
-  for (std::size_t i = 0; i < plan.kernels.size(); ++i) {
-    KernelPlan const& kernel = plan.kernels[i];
-    if (!kernel.may_split || kernel.shares_parts) { continue; }
-    SplitCombineTask& task = p.task[tasks++];
-    task.schedule = schedule_params(plan, kernel, problem, workspace.metadata);
-    task.partial = workspace.partial[i];
-    task.queries_per_slab = packing_of(plan, kernel).queries_per_slab;
-    task.slabs = slabs_of(kernel.tile);
-    task.cluster = cluster_params(plan, kernel, problem.heads_q, workspace.metadata);
-    bool const of_clusters = task.cluster.on();
-    if (of_clusters) { task.schedule.metadata = nullptr; }
-    task.candidates =
-        static_cast<int>(plan.fixed_splits || of_clusters ? kernel.most_tiles : kernel.partial_slots / 2 - 1);
-    candidates += task.candidates;
-    rows = std::max(rows, kernel.partial_rows);
+  for (int i = 0; i < launch.tasks; ++i) {
+    SplitCombineTask& task = p.task[i];
+    task.partial = workspace.partial[launch.kernels[i]];
+    set_schedule(task.schedule, task.cluster, plan, problem, workspace.metadata);
   }
-  if (candidates == 0) { return; }
-  // Many parts want a block for each row; many rows want few blocks that find nothing to do.
-  constexpr std::int64_t kMostBlocks = 2048;
-  p.rows_per_block =
-      static_cast<int>(std::max<std::int64_t>(1, ceil_div<std::int64_t>(rows * candidates, kMostBlocks)));
-  launch_kernel(
-      split_combine_function(problem.head_dim_v),
-      {.device = args.q.device,
-       .grid = dim3(static_cast<unsigned>(candidates), static_cast<unsigned>(ceil_div(rows, p.rows_per_block))),
-       .threads = kSplitCombineThreads,
-       .start = Start::kOverlap},
-      &p, stream, "the launch of the combine kernel failed");
+  launch_kernel(split_combine_function(problem.head_dim_v), on_device(launch.shape, args.q.device), &p, stream,
+                "the launch of the combine kernel failed");
 }
 
 }  // namespace
 
-void launch(Plan const& plan, Problem const& problem, Arguments const& args, Stream stream) {
+struct Launches {
+  std::optional<ScheduledTiles> schedule;  // where the call makes it
+  std::vector<KernelLaunch> kernels;       // in the order of their start
+  std::optional<CombineLaunch> combine;
+};
+
+std::shared_ptr<Launches const> prepare_launches(Plan const& plan, Problem const& problem) {
+  auto launches = std::make_shared<Launches>();
+  launches->kernels = kernel_launches(plan, problem);
+  if (plan.makes_schedule) { launches->schedule = scheduled_tiles(problem, plan.fixed_splits); }
+  launches->combine = combine_launch(plan, problem);
+  return launches;
+}
+
+void start(Launches const& launches, Plan const& plan, Problem const& problem, Arguments const& args, Stream stream) {
   if (plan.kernel == KernelFamily::kNone) { return; }
   Workspace const workspace = divide_workspace(plan, problem, args);
+  SequenceParams const sequences = sequences_of_call(problem, args);
   DeviceGuard const guard(args.q.device);
-  if (plan.makes_schedule) {
+  if (launches.schedule) {
     launch_schedule(
-        schedule_kernel_params(problem, sequences_of_call(problem, args), plan.fixed_splits, workspace.metadata),
+        {sequences, problem.mask, launches.schedule->prefill, launches.schedule->decode, workspace.metadata},
         args.q.device, stream);
   }
-  bool may_split = false;
-  bool first = true;
-  bool decodes = false;
-  bool const decode_first = plan.kernels.size() > 1 && card_share(plan, plan.kernels[1]) == CardShare::kLeaves;
-  for (std::size_t n = 0; n < plan.kernels.size(); ++n) {
-    std::size_t const i = decode_first ? plan.kernels.size() - 1 - n : n;
-    KernelPlan const& kernel = plan.kernels[i];
-    KernelEntry const& entry = find_kernel(kernel.family, plan.dtype, kernel.tile);
-    AttentionParams params = attention_params(plan, kernel, problem, args, workspace, workspace.partial[i]);
-    params.wait_at_start = first;  // kernels after it start when it has waited
-    // Two decode kernels draw from one counter.
-    bool const decodes_again = decodes && kernel.family == KernelFamily::kDecode;
-    launch_kernel(entry.function,
-                  {.device = args.q.device,
-                   .grid = dim3(static_cast<unsigned>(kernel.ctas)),
-                   .threads = entry.threads,
-                   .shared_bytes = entry.shared_bytes,
-                   .start = plan.starts_early && !decodes_again ? Start::kOverlap : Start::kAfter,
-                   .cluster = std::max(1, cluster_of(plan))},
-                  &params, stream, "the launch of the attention kernel failed");
-    first = false;
-    decodes = decodes || kernel.family == KernelFamily::kDecode;
-    may_split = may_split || kernel.may_split;
+  for (KernelLaunch const& kernel : launches.kernels) {
+    start_kernel(kernel, plan, problem, args, sequences, workspace, stream);
   }
-  if (may_split) { launch_combine(plan, problem, args, workspace, stream); }
+  if (launches.combine) { start_combine(*launches.combine, plan, problem, args, sequences, workspace, stream); }
+}
+
+void launch(Plan const& plan, Problem const& problem, Arguments const& args, Stream stream) {
+  start(*prepare_launches(plan, problem), plan, problem, args, stream);
 }
 
 void make_schedule(ScheduleArguments const& args, Stream stream) {
@@ -408,9 +490,9 @@ void make_schedule(ScheduleArguments const& args, Stream stream) {
   sequences.seqused_k_all =
       args.options.seqused_k_all >= 0 ? clamped(args.options.seqused_k_all, 0, kUnbounded) : problem.seqlen_k;
   DeviceGuard const guard(args.metadata.device);
-  launch_schedule(
-      schedule_kernel_params(problem, sequences, args.options.batch_invariant, static_cast<int*>(args.metadata.data)),
-      args.metadata.device, stream);
+  ScheduledTiles const tiles = scheduled_tiles(problem, args.options.batch_invariant);
+  launch_schedule({sequences, problem.mask, tiles.prefill, tiles.decode, static_cast<int*>(args.metadata.data)},
+                  args.metadata.device, stream);
 }
 
 }  // namespace hopper_attention

@@ -2,6 +2,8 @@
 #include "hopper_attention/append.h"
 #include "hopper_attention/combine.h"
 #include "hopper_attention/forward.h"
+#include "host/kernel_table.h"
+#include "host/launches.h"
 #include "host/require.h"
 
 namespace hopper_attention {
@@ -38,6 +40,10 @@ void merge_states(MergeArguments const& args, Stream /*stream*/) {
   raise<NotImplemented>("merge_states: ", kNoKernels);
 }
 
+AppendLaunch prepare_append(AppendArguments const& /*args*/) { return {}; }
+
+void start(AppendLaunch const& /*launch*/, AppendArguments const& args, Stream stream) { launch_append(args, stream); }
+
 void launch_append(AppendArguments const& args, Stream /*stream*/) {
   bool const rotates = args.q_rotated.given() && has_rows(args.q_rotated);
   if (!has_rows(args.k_new) && !rotates) { return; }
@@ -45,6 +51,18 @@ void launch_append(AppendArguments const& args, Stream /*stream*/) {
 }
 
 void warmup(int /*ordinal*/) { raise<NotImplemented>("warmup: ", kNoKernels); }
+
+struct Launches {};
+
+std::shared_ptr<Launches const> prepare_launches(Plan const& plan, Problem const& /*problem*/) {
+  for (KernelPlan const& kernel : plan.kernels) { find_kernel(kernel.family, plan.dtype, kernel.tile); }
+  return std::make_shared<Launches>();
+}
+
+void start(Launches const& /*launches*/, Plan const& plan, Problem const& problem, Arguments const& args,
+           Stream stream) {
+  launch(plan, problem, args, stream);
+}
 
 void launch(Plan const& plan, Problem const& /*problem*/, Arguments const& /*args*/, Stream /*stream*/) {
   if (plan.kernel == KernelFamily::kNone) { return; }

@@ -18,10 +18,8 @@ inline constexpr int kLeastUnits = 2;
 // Query heads that share a tile: as many of a K/V head's as fit in a slab together.
 constexpr int scheduled_packing(int heads_q, int heads_k) {
   int const ratio = heads_q / heads_k;
-  int packed = 1;
-  for (int heads = 1; heads <= kSlabRows; ++heads) {
-    if (ratio % heads == 0) { packed = heads; }
-  }
+  int packed = min_of(max_of(1, ratio), kSlabRows);
+  while (ratio % packed != 0) { --packed; }
   return packed;
 }
 

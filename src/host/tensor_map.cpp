@@ -57,7 +57,7 @@ CUtensorMap encode(DataType dtype, void* data, TensorMapShape const& shape) {
 
 }  // namespace
 
-CUtensorMap make_tensor_map(DataType dtype, void* data, TensorMapShape const& shape) {
+CUtensorMap const& make_tensor_map(DataType dtype, void* data, TensorMapShape const& shape) {
   thread_local TensorMapCache cache;
   return cache.get({data, dtype, shape}, [&] { return encode(dtype, data, shape); });
 }

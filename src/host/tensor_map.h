@@ -18,12 +18,19 @@ struct TensorMapShape {
   std::array<std::uint64_t, kRank> stride{1, 1, 1, 1, 1};
   std::array<std::uint32_t, kRank> box{1, 1, 1, 1, 1};
 
-  friend bool operator==(TensorMapShape const&, TensorMapShape const&) = default;
+  // Without branches: nearly all that are compared are equal.
+  friend bool operator==(TensorMapShape const& a, TensorMapShape const& b) {
+    std::uint64_t differing = static_cast<std::uint64_t>(a.rank ^ b.rank);
+    for (int dim = 0; dim < kRank; ++dim) {
+      differing |= (a.extent[dim] ^ b.extent[dim]) | (a.stride[dim] ^ b.stride[dim]) | (a.box[dim] ^ b.box[dim]);
+    }
+    return differing == 0;
+  }
 };
 
 // The descriptor of a 16-bit tensor at `data`; the swizzle follows from box[0] (64 columns: 128 bytes, 32: 64 bytes).
 // Reads outside the extents give zeros, writes are dropped. Raises CudaError if the driver refuses. A map that this
-// thread has made before is not encoded again.
-CUtensorMap make_tensor_map(DataType dtype, void* data, TensorMapShape const& shape);
+// thread has made before is not encoded again. The result is valid until the thread's next call.
+CUtensorMap const& make_tensor_map(DataType dtype, void* data, TensorMapShape const& shape);
 
 }  // namespace hopper_attention
