@@ -224,13 +224,12 @@ Arguments read_cache(Reader& reader, Given given) {
   return args;
 }
 
-// What is appended to the cache of `args`, and into `args` what attention has to know of it.
-AppendArguments read_new(Reader& reader, PyObject* given, Arguments& args) {
-  AppendArguments made;
+// Into `made` what is appended to the cache of `args`, and into `args` what attention has to know of it.
+void read_new(Reader& reader, PyObject* given, Arguments& args, AppendArguments& made) {
   auto const item = [given](PlaceOfNew place) { return PyTuple_GetItem(given, place); };
   if (!PyTuple_CheckExact(given) || PyTuple_Size(given) != kNewArguments) {
     reader.refuse();
-    return made;
+    return;
   }
   reader.read(item(kNewK), made.k_new);
   reader.read(item(kNewV), made.v_new);
@@ -260,7 +259,6 @@ AppendArguments read_new(Reader& reader, PyObject* given, Arguments& args) {
       !(made.seqused_k.given() || made.seqused_k_all >= 0)) {
     reader.refuse();
   }
-  return made;
 }
 
 // Allocates what is not given, and launches. Raises before the launch what is wrong with the call.
@@ -341,7 +339,7 @@ PyObject* attend_cache(PyObject* /*module*/, PyObject* const* args, Py_ssize_t c
   Given const given(args, kCacheArguments);
   return attend(given, [&](Reader& reader, std::optional<AppendArguments>& appended) {
     Arguments read = read_cache(reader, given);
-    if (given[kNew] != Py_None) { appended = read_new(reader, given[kNew], read); }
+    if (given[kNew] != Py_None) { read_new(reader, given[kNew], read, appended.emplace()); }
     return read;
   });
 }

@@ -1,6 +1,5 @@
 #include "tensor_argument.h"
 
-#include <algorithm>
 #include <array>
 #include <string>
 
@@ -102,12 +101,15 @@ void read_tensor(char const* name, DLTensor const& source, Tensor& tensor) {
   tensor.dtype = data_type(source.dtype);
   tensor.device = cuda ? source.device.device_id : host_counts_as_cuda ? 0 : kCpuDevice;
   tensor.rank = source.ndim;
-  std::copy_n(source.shape, source.ndim, tensor.shape.begin());
   if (source.strides != nullptr) {
-    std::copy_n(source.strides, source.ndim, tensor.stride.begin());
+    for (int dim = 0; dim < source.ndim; ++dim) {
+      tensor.shape[dim] = source.shape[dim];
+      tensor.stride[dim] = source.strides[dim];
+    }
   } else {  // before DLPack 1.2 a contiguous tensor
     std::int64_t stride = 1;
     for (int dim = source.ndim - 1; dim >= 0; --dim) {
+      tensor.shape[dim] = source.shape[dim];
       tensor.stride[dim] = stride;
       stride *= tensor.shape[dim];
     }

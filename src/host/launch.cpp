@@ -145,14 +145,14 @@ void set_tensors(LoadParams& load, BoxShape const& box, Arguments const& args) {
   bool const paged = args.page_table.given();
   if (paged) { set_tensors(load.pages, args); }
   DataType const dtype = args.q.dtype;
-  load.q =
-      make_tensor_map(dtype, args.q.data, query_map(Batched(args.q), box.tile.head_dim, box.packed_heads, box.queries));
+  load.q = make_tensor_map(
+      {args.q.data, dtype, query_map(Batched(args.q), box.tile.head_dim, box.packed_heads, box.queries)});
   // Without keys there is nothing to load, and no tensor to describe.
   Batched const k(args.k);
   if (k.extent(0) > 0 && k.extent(1) > 0) {
     int const keys = paged ? load.pages.box_keys : box.tile.keys;
-    load.k = make_tensor_map(dtype, args.k.data, key_map(k, box.tile.head_dim, keys));
-    load.v = make_tensor_map(dtype, args.v.data, key_map(Batched(args.v), box.tile.head_dim_v, keys));
+    load.k = make_tensor_map({args.k.data, dtype, key_map(k, box.tile.head_dim, keys)});
+    load.v = make_tensor_map({args.v.data, dtype, key_map(Batched(args.v), box.tile.head_dim_v, keys)});
   }
 }
 
@@ -175,8 +175,8 @@ void set_tensors(EpilogueParams& epilogue, BoxShape const& box, Problem const& p
   Tensor const& out = args.out;
   epilogue.out_by_tma = fits_tma(out);
   if (epilogue.out_by_tma) {
-    epilogue.out = make_tensor_map(args.q.dtype, out.data,
-                                   query_map(Batched(out), box.tile.head_dim_v, box.packed_heads, box.queries));
+    epilogue.out = make_tensor_map(
+        {out.data, args.q.dtype, query_map(Batched(out), box.tile.head_dim_v, box.packed_heads, box.queries)});
   }
   epilogue.out_pointer = out.data;
   OutputStrides const strides = output_strides(out);

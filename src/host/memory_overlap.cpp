@@ -91,16 +91,6 @@ class Search {
 
 }  // namespace
 
-AddressRange address_range(Tensor const& tensor) {
-  std::int64_t last = 0;  // element
-  for (int dim = 0; dim < tensor.rank; ++dim) {
-    if (tensor.shape[dim] <= 0) { return {}; }
-    last += (tensor.shape[dim] - 1) * tensor.stride[dim];
-  }
-  auto const begin = reinterpret_cast<std::intptr_t>(tensor.data);
-  return {begin, begin + (last + 1) * element_bytes(tensor.dtype)};
-}
-
 Overlap overlap(Tensor const& a, Tensor const& b) {
   if (!has_elements(a) || !has_elements(b)) { return Overlap::kNone; }
   AddressRange const range_a = address_range(a);

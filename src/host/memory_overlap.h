@@ -30,7 +30,16 @@ struct AddressRange {
 
   bool crosses(AddressRange const& other) const { return begin < other.end && other.begin < end; }
 };
-AddressRange address_range(Tensor const& tensor);
+
+inline AddressRange address_range(Tensor const& tensor) {
+  std::int64_t last = 0;  // element
+  for (int dim = 0; dim < tensor.rank; ++dim) {
+    if (tensor.shape[dim] <= 0) { return {}; }
+    last += (tensor.shape[dim] - 1) * tensor.stride[dim];
+  }
+  auto const begin = reinterpret_cast<std::intptr_t>(tensor.data);
+  return {begin, begin + (last + 1) * element_bytes(tensor.dtype)};
+}
 
 enum class Overlap : std::uint8_t {
   kNone,

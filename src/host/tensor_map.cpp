@@ -57,9 +57,9 @@ CUtensorMap encode(DataType dtype, void* data, TensorMapShape const& shape) {
 
 }  // namespace
 
-CUtensorMap const& make_tensor_map(DataType dtype, void* data, TensorMapShape const& shape) {
+CUtensorMap const& make_tensor_map(TensorMapKey const& key) {
   thread_local TensorMapCache cache;
-  return cache.get({data, dtype, shape}, [&] { return encode(dtype, data, shape); });
+  return cache.get(key, [&] { return encode(key.dtype, key.data, key.shape); });
 }
 
 }  // namespace hopper_attention

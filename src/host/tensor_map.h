@@ -28,9 +28,18 @@ struct TensorMapShape {
   }
 };
 
-// The descriptor of a 16-bit tensor at `data`; the swizzle follows from box[0] (64 columns: 128 bytes, 32: 64 bytes).
-// Reads outside the extents give zeros, writes are dropped. Raises CudaError if the driver refuses. A map that this
-// thread has made before is not encoded again. The result is valid until the thread's next call.
-CUtensorMap const& make_tensor_map(DataType dtype, void* data, TensorMapShape const& shape);
+// All that goes into a map.
+struct TensorMapKey {
+  void* data = nullptr;
+  DataType dtype = DataType::kUnsupported;
+  TensorMapShape shape;
+
+  friend bool operator==(TensorMapKey const&, TensorMapKey const&) = default;
+};
+
+// The descriptor of a 16-bit tensor at `key.data`; the swizzle follows from box[0] (64 columns: 128 bytes, 32: 64
+// bytes). Reads outside the extents give zeros, writes are dropped. Raises CudaError if the driver refuses. A map that
+// this thread has made before is not encoded again. The result is valid until the thread's next call.
+CUtensorMap const& make_tensor_map(TensorMapKey const& key);
 
 }  // namespace hopper_attention

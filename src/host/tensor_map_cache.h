@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 
@@ -9,21 +10,13 @@
 
 namespace hopper_attention {
 
-// All that goes into a map.
-struct TensorMapKey {
-  void* data = nullptr;
-  DataType dtype = DataType::kUnsupported;
-  TensorMapShape shape;
-
-  friend bool operator==(TensorMapKey const&, TensorMapKey const&) = default;
-};
-
 // Of one thread: without locks. Every key has one place, where the next key of that place replaces it, so it never
 // grows. Trivially destructible: a thread may still call while its thread-local objects are destroyed.
 class TensorMapCache {
  public:
   // Four maps for each of 128 layers.
   static constexpr std::size_t kPlaces = 512;
+  static_assert(std::has_single_bit(kPlaces));
 
   // The map of `key`, made by `make()` if it is not there; valid until the next call. If make() throws, nothing has
   // changed.
@@ -37,16 +30,15 @@ class TensorMapCache {
     return place.map;
   }
 
-  // Tensors of a model differ in address by large powers of 2, two maps of one tensor in box or extents.
+  // Tensors of a model differ in address by large powers of 2, two maps of one tensor in box or extents. Products that
+  // do not wait for each other, of which the highest bits depend on all bits of a key.
   static std::size_t place_of(TensorMapKey const& key) {
-    constexpr std::uint64_t kGolden = 0x9e3779b97f4a7c15;
-    std::uint64_t hash = reinterpret_cast<std::uintptr_t>(key.data);
-    for (std::uint64_t const value :
-         {std::uint64_t{key.shape.box[1]}, std::uint64_t{key.shape.box[2]}, key.shape.extent[1], key.shape.extent[2]}) {
-      hash = (hash ^ value) * kGolden;
-      hash ^= hash >> 32;
-    }
-    return hash % kPlaces;
+    constexpr std::uint64_t kOdd[] = {0x9e3779b97f4a7c15, 0xbf58476d1ce4e5b9, 0x94d049bb133111eb, 0xd6e8feb86659fd93,
+                                      0xff51afd7ed558ccd};
+    TensorMapShape const& shape = key.shape;
+    std::uint64_t const hash = reinterpret_cast<std::uintptr_t>(key.data) * kOdd[0] + shape.box[1] * kOdd[1] +
+                               shape.box[2] * kOdd[2] + shape.extent[1] * kOdd[3] + shape.extent[2] * kOdd[4];
+    return hash >> (64 - std::countr_zero(kPlaces));
   }
 
  private:

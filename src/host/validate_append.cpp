@@ -219,7 +219,8 @@ void check_overlaps(AppendArguments const& args) {
   Named const rotated{"q_rotated", args.q_rotated};
   Named const k{"k_cache", args.k_cache};
   Named const v{"v_cache", args.v_cache};
-  if (are_same_pages(args)) {
+  bool const cross = address_range(args.k_cache).crosses(address_range(args.v_cache));
+  if (cross && are_same_pages(args)) {
     require_apart(rotated, k);
     require_apart(rotated, v);
   } else {

@@ -941,6 +941,16 @@ TEST_CASE("two kernels: decode leaves prefill the SMs that it needs, and keeps t
   CHECK(ctas_of_decode(2, 1024, 62, 4096, 64) == 264);  // two decode CTAs share an SM: none would be left
 }
 
+TEST_CASE("scheduled_packing: the most heads of a K/V head that fill a slab together, and one where there are none") {
+  for (int ratio = 0; ratio <= 4 * kSlabRows; ++ratio) {
+    int most = 1;
+    for (int heads = 1; heads <= std::min(ratio, kSlabRows); ++heads) {
+      if (ratio % heads == 0) { most = heads; }
+    }
+    CHECK(scheduled_packing(3 * ratio, 3) == most);
+  }
+}
+
 TEST_CASE("schedule: fixed splits of a sequence follow from the sequence alone") {
   Random random(2);
   int parts = 0;
