@@ -67,6 +67,7 @@ struct CheckedProblem {
 
 struct KnownCall {
   Arguments args;
+  CallBytes bytes{};  // of args
   std::shared_ptr<CheckedProblem> checked;
   int generation = -1;  // of the backend
 
@@ -109,13 +110,13 @@ class CheckedCall {
       return;
     }
     if (known->is(args)) {
-      check_overlaps(args);
+      check_overlaps(args, known->bytes);
     } else {
       int const now = generation.load(std::memory_order_relaxed);
       Problem const problem = validate(args);
       int const device = args.q.device;
       auto const plan = plan_cache().get({problem, device}, [&] { return make_plan(problem, device); });
-      *known = {args, std::make_shared<CheckedProblem>(problem, plan, nullptr), now};
+      *known = {args, spanned_bytes(args), std::make_shared<CheckedProblem>(problem, plan, nullptr), now};
     }
     checked_ = known->checked;
   }
@@ -165,6 +166,7 @@ void run(CheckedCall const& call, Arguments const& args, Stream stream, Allocate
 // are destroyed.
 struct KnownAppend {
   AppendArguments args;
+  AppendBytes bytes{};                 // of args
   std::optional<AppendLaunch> launch;  // none before the first
 };
 
@@ -172,10 +174,10 @@ struct KnownAppend {
 KnownAppend& check(AppendArguments const& args) {
   thread_local std::optional<KnownAppend> last;
   if (last && is_same_call(last->args, args)) {
-    check_overlaps(args);
+    check_overlaps(args, last->bytes);
   } else {
     validate(args);
-    last = {args, std::nullopt};
+    last = {args, spanned_bytes(args), std::nullopt};
   }
   return *last;
 }

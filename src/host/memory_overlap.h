@@ -31,15 +31,23 @@ struct AddressRange {
   bool crosses(AddressRange const& other) const { return begin < other.end && other.begin < end; }
 };
 
-inline AddressRange address_range(Tensor const& tensor) {
+// The size of that range.
+inline std::int64_t spanned_bytes(Tensor const& tensor) {
   std::int64_t last = 0;  // element
   for (int dim = 0; dim < tensor.rank; ++dim) {
-    if (tensor.shape[dim] <= 0) { return {}; }
+    if (tensor.shape[dim] <= 0) { return 0; }
     last += (tensor.shape[dim] - 1) * tensor.stride[dim];
   }
-  auto const begin = reinterpret_cast<std::intptr_t>(tensor.data);
-  return {begin, begin + (last + 1) * element_bytes(tensor.dtype)};
+  return (last + 1) * element_bytes(tensor.dtype);
 }
+
+// `bytes`: what it spans.
+inline AddressRange address_range(Tensor const& tensor, std::int64_t bytes) {
+  if (bytes == 0) { return {}; }
+  auto const begin = reinterpret_cast<std::intptr_t>(tensor.data);
+  return {begin, begin + bytes};
+}
+inline AddressRange address_range(Tensor const& tensor) { return address_range(tensor, spanned_bytes(tensor)); }
 
 enum class Overlap : std::uint8_t {
   kNone,

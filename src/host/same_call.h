@@ -2,6 +2,7 @@
 // one holds for all of them. Only whether tensors share memory has to be asked again.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <tuple>
 
@@ -63,8 +64,15 @@ bool is_same_call(Call const& a, Call const& b) {
       fields(a));
 }
 
-// The part of validate() that asks for shared memory. All else in the call has passed it.
-void check_overlaps(Arguments const& args);
-void check_overlaps(AppendArguments const& args);
+// What the tensors of a call span that may share memory.
+using CallBytes = std::array<std::int64_t, 17>;
+using AppendBytes = std::array<std::int64_t, 8>;
+CallBytes spanned_bytes(Arguments const& args);
+AppendBytes spanned_bytes(AppendArguments const& args);
+
+// The part of validate() that asks for shared memory, of a call that is the same as one which passed it. bytes: of
+// either.
+void check_overlaps(Arguments const& args, CallBytes const& bytes);
+void check_overlaps(AppendArguments const& args, AppendBytes const& bytes);
 
 }  // namespace hopper_attention

@@ -157,18 +157,4 @@ void require_disjoint(Named written, std::initializer_list<Named> others) {
   }
 }
 
-// Address ranges rarely cross; only then elements are looked at.
-void require_written_apart(std::span<Named const> tensors, std::size_t written) {
-  std::array<AddressRange, 4> ranges;
-  require(written <= ranges.size(), "at most ", ranges.size(), " tensors can be looked at as written");
-  for (std::size_t i = 0; i < tensors.size(); ++i) {
-    if (!tensors[i].tensor.given()) { continue; }
-    AddressRange const range = address_range(tensors[i].tensor);
-    for (std::size_t j = 0; j < std::min(i, written); ++j) {
-      if (range.crosses(ranges[j])) { require_disjoint(tensors[j], tensors[i]); }
-    }
-    if (i < written) { ranges[i] = range; }
-  }
-}
-
 }  // namespace hopper_attention

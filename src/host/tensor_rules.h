@@ -1,13 +1,14 @@
 // What may be wrong with a tensor of a call. Every rule raises with a message that starts with the tensor's name.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
-#include <span>
 
 #include "hopper_attention/types.h"
+#include "host/memory_overlap.h"
 
 namespace hopper_attention {
 
@@ -66,7 +67,40 @@ void require_distinct(Named t);
 void require_disjoint(Named written, Named other);
 void require_disjoint(Named written, std::initializer_list<Named> others);
 
-// The first `written` of `tensors` share no byte with each other or with any that follows and is given.
-void require_written_apart(std::span<Named const> tensors, std::size_t written);
+// A tensor of a call.
+template <class Call>
+struct NamedMember {
+  char const* name;
+  Tensor Call::* tensor;
+
+  Named of(Call const& call) const { return {name, call.*tensor}; }
+};
+
+// What each tensor of a call spans; 0: not given, or without elements. Calls that are the same (same_call.h) agree.
+template <class Call, std::size_t kCount>
+std::array<std::int64_t, kCount> spanned_bytes(Call const& call, std::array<NamedMember<Call>, kCount> const& members) {
+  std::array<std::int64_t, kCount> bytes{};
+  for (std::size_t i = 0; i < kCount; ++i) {
+    Tensor const& tensor = call.*members[i].tensor;
+    if (tensor.given()) { bytes[i] = spanned_bytes(tensor); }
+  }
+  return bytes;
+}
+
+// The first kWritten of `members` share no byte with each other or with any that follows. Address ranges rarely cross;
+// only then elements are looked at.
+template <std::size_t kWritten, class Call, std::size_t kCount>
+void require_written_apart(Call const& call, std::array<NamedMember<Call>, kCount> const& members,
+                           std::array<std::int64_t, kCount> const& bytes) {
+  std::array<AddressRange, kWritten> written{};
+  for (std::size_t i = 0; i < kCount; ++i) {
+    if (bytes[i] == 0) { continue; }
+    AddressRange const range = address_range(call.*members[i].tensor, bytes[i]);
+    for (std::size_t j = 0; j < std::min(i, kWritten); ++j) {
+      if (range.crosses(written[j])) { require_disjoint(members[j].of(call), members[i].of(call)); }
+    }
+    if (i < kWritten) { written[i] = range; }
+  }
+}
 
 }  // namespace hopper_attention

@@ -110,29 +110,34 @@ void check_workspace(Arguments const& args) {
   require_contiguous(workspace, kWorkspaceAlignment);
 }
 
+// What is written, and what is read.
+constexpr std::size_t kWritten = 3;
+constexpr std::array<NamedMember<Arguments>, std::tuple_size_v<CallBytes>> kMembers{
+    {{"out", &Arguments::out},
+     {"softmax_lse", &Arguments::softmax_lse},
+     {"workspace", &Arguments::workspace},
+     {"q", &Arguments::q},
+     {"k", &Arguments::k},
+     {"v", &Arguments::v},
+     {"sinks (s_aux)", &Arguments::sinks},
+     {"cu_seqlens_q", &Arguments::cu_seqlens_q},
+     {"cu_seqlens_k", &Arguments::cu_seqlens_k},
+     {"seqused_q", &Arguments::seqused_q},
+     {"seqused_k", &Arguments::seqused_k},
+     {"page_table", &Arguments::page_table},
+     {"cache_batch_idx", &Arguments::cache_batch_idx},
+     {"cache_leftpad", &Arguments::cache_leftpad},
+     {"cu_seqlens_k_new", &Arguments::cu_seqlens_k_new},
+     {"cp_tot_seqused_k", &Arguments::cp_tot_seqused_k},
+     {"scheduler_metadata", &Arguments::scheduler_metadata}}};
+
 }  // namespace
 
+CallBytes spanned_bytes(Arguments const& args) { return spanned_bytes(args, kMembers); }
+
 // Nothing that is written is also read, or written in another place.
-void check_overlaps(Arguments const& args) {
-  constexpr int kWritten = 3;
-  std::array const tensors{Named{"out", args.out},
-                           Named{"softmax_lse", args.softmax_lse},
-                           Named{"workspace", args.workspace},
-                           Named{"q", args.q},
-                           Named{"k", args.k},
-                           Named{"v", args.v},
-                           Named{"sinks (s_aux)", args.sinks},
-                           Named{"cu_seqlens_q", args.cu_seqlens_q},
-                           Named{"cu_seqlens_k", args.cu_seqlens_k},
-                           Named{"seqused_q", args.seqused_q},
-                           Named{"seqused_k", args.seqused_k},
-                           Named{"page_table", args.page_table},
-                           Named{"cache_batch_idx", args.cache_batch_idx},
-                           Named{"cache_leftpad", args.cache_leftpad},
-                           Named{"cu_seqlens_k_new", args.cu_seqlens_k_new},
-                           Named{"cp_tot_seqused_k", args.cp_tot_seqused_k},
-                           Named{"scheduler_metadata", args.scheduler_metadata}};
-  require_written_apart(tensors, kWritten);
+void check_overlaps(Arguments const& args, CallBytes const& bytes) {
+  require_written_apart<kWritten>(args, kMembers, bytes);
 }
 
 Problem validate(Arguments const& args) {
@@ -157,7 +162,7 @@ Problem validate(Arguments const& args) {
   check_lse(args, layout);
   check_sinks(args);
   check_workspace(args);
-  check_overlaps(args);
+  check_overlaps(args, spanned_bytes(args));
   return problem;
 }
 

@@ -204,27 +204,40 @@ bool are_same_pages(AppendArguments const& args) {
   return step > 0 && first.end - first.begin <= step && between != 0 && between % step == 0;
 }
 
+constexpr NamedMember<AppendArguments> kRotated{"q_rotated", &AppendArguments::q_rotated};
+constexpr NamedMember<AppendArguments> kKeys{"k_cache", &AppendArguments::k_cache};
+constexpr NamedMember<AppendArguments> kValues{"v_cache", &AppendArguments::v_cache};
+
+// What is written, and what is read.
+template <class... Member>
+constexpr auto members_with(Member... written) {
+  return std::array{written...,
+                    NamedMember<AppendArguments>{"k", &AppendArguments::k_new},
+                    NamedMember<AppendArguments>{"v", &AppendArguments::v_new},
+                    NamedMember<AppendArguments>{"q", &AppendArguments::q},
+                    NamedMember<AppendArguments>{"rotary_cos", &AppendArguments::rotary_cos},
+                    NamedMember<AppendArguments>{"rotary_sin", &AppendArguments::rotary_sin}};
+}
+
+constexpr auto kMembers = members_with(kRotated, kKeys, kValues);
+
+// With one of the caches.
+template <class Members>
+void require_cache_apart(AppendArguments const& args, Members const& members) {
+  require_written_apart<2>(args, members, spanned_bytes(args, members));
+}
+
 }  // namespace
 
-void check_overlaps(AppendArguments const& args) {
-  auto const require_apart = [&args](auto const&... written) {
-    std::array const tensors{written...,
-                             Named{"k", args.k_new},
-                             Named{"v", args.v_new},
-                             Named{"q", args.q},
-                             Named{"rotary_cos", args.rotary_cos},
-                             Named{"rotary_sin", args.rotary_sin}};
-    require_written_apart(tensors, sizeof...(written));
-  };
-  Named const rotated{"q_rotated", args.q_rotated};
-  Named const k{"k_cache", args.k_cache};
-  Named const v{"v_cache", args.v_cache};
-  bool const cross = address_range(args.k_cache).crosses(address_range(args.v_cache));
-  if (cross && are_same_pages(args)) {
-    require_apart(rotated, k);
-    require_apart(rotated, v);
+AppendBytes spanned_bytes(AppendArguments const& args) { return spanned_bytes(args, kMembers); }
+
+void check_overlaps(AppendArguments const& args, AppendBytes const& bytes) {
+  AddressRange const keys = address_range(args.k_cache, bytes[1]);
+  if (keys.crosses(address_range(args.v_cache, bytes[2])) && are_same_pages(args)) {
+    require_cache_apart(args, members_with(kRotated, kKeys));
+    require_cache_apart(args, members_with(kRotated, kValues));
   } else {
-    require_apart(rotated, k, v);
+    require_written_apart<3>(args, kMembers, bytes);
   }
 }
 
@@ -242,7 +255,7 @@ void validate(AppendArguments const& args) {
   } else {
     require(!args.q_rotated.given(), "q_rotated: was given without rotary_cos; only rotary embedding writes queries");
   }
-  check_overlaps(args);
+  check_overlaps(args, spanned_bytes(args));
 }
 
 }  // namespace hopper_attention
