@@ -201,10 +201,14 @@ struct TmaLoader {
   // Rows [begin, end) of a block of V. The swizzle permutes 16-byte pieces within a row, so a row of zeros stays in
   // place.
   __device__ __forceinline__ void zero_rows(Element* block, int begin, int end) const {
-    constexpr int kPieces = Traits::kSlabColumnsV * sizeof(Element) / 16;
-    for (int c = 0; c < Traits::kHeadDimV; c += Traits::kSlabColumnsV) {
-      uint4* slab = reinterpret_cast<uint4*>(block + c * Traits::kKeys);
-      for (int i = begin * kPieces + lane; i < end * kPieces; i += 32) { slab[i] = uint4{0, 0, 0, 0}; }
+    constexpr int kPieces = Traits::kSlabColumnsV * sizeof(Element) / kPieceBytes;
+    auto* const pieces = reinterpret_cast<uint4*>(block);
+    CUTE_NO_UNROLL
+    for (int i = begin * kPieces + lane; i < end * kPieces; i += 32) {
+      CUTE_UNROLL
+      for (int slab = 0; slab < Traits::kHeadDimV / Traits::kSlabColumnsV; ++slab) {
+        pieces[slab * kPieces * Traits::kKeys + i] = uint4{0, 0, 0, 0};
+      }
     }
   }
 };
