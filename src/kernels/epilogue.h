@@ -210,27 +210,47 @@ struct CollectiveEpilogue {
     }
   }
 
-  // Pieces of 16 bytes of the rows that exist; element by element where out is not aligned for more.
+  // Pieces of 16 bytes of the rows that exist, a thread always the same piece of a row; element by element where out is
+  // not aligned for more. Several rows at once: where each waits for the one before, 52 rows of head dim 256 take
+  // 3.6 us longer.
   template <class SharedOutput>
   __device__ __forceinline__ void copy_rows(TileWork const& work, ThreadRows const& rows,
                                             SharedOutput const& sO) const {
     EpilogueParams const& p = params.epilogue;
-    constexpr int kPiece = 16 / sizeof(Element);
+    constexpr int kPiece = kPieceBytes / sizeof(Element);
     constexpr int kPieces = Traits::kHeadDimV / kPiece;
+    constexpr int kRowsAtOnce = cutlass::NumThreadsPerWarpGroup / kPieces;  // of a warpgroup
     int const queries = min_of(work.queries.last + 1 - rows.first_query, params.packing.queries_per_slab);
-    CUTE_NO_UNROLL
-    for (int i = thread; i < queries * params.packing.heads.divisor * kPieces; i += cutlass::NumThreadsPerWarpGroup) {
-      int const slab_row = i / kPieces;
-      int const column = i % kPieces * kPiece;
-      OutputRow const id = output_row(params, work, rows.first_query, slab_row);
-      if (!id.exists || column >= p.head_dim_v) { continue; }
-      Element* const target = output_pointer<Element>(params, work, id) + column;
-      Element const* const source = &sO(slab_row, column);
-      if (p.out_by_tma) {
-        *reinterpret_cast<uint4*>(target) = *reinterpret_cast<uint4 const*>(source);
-      } else {
+    int const count = queries * params.packing.heads.divisor;
+    int const first = thread / kPieces;
+    int const column = thread % kPieces * kPiece;
+    if (first >= kRowsAtOnce || column >= p.head_dim_v) { return; }
+    if (p.out_by_tma) {
+      constexpr int kBatch = 4;
+      CUTE_NO_UNROLL
+      for (int row = first; row < count; row += kBatch * kRowsAtOnce) {
+        uint4 pieces[kBatch];
+        uint4* targets[kBatch];
         CUTE_UNROLL
-        for (int c = 0; c < kPiece; ++c) { target[c] = source[c]; }
+        for (int i = 0; i < kBatch; ++i) {
+          OutputRow const id = output_row(params, work, rows.first_query, row + i * kRowsAtOnce);
+          auto* const target = reinterpret_cast<uint4*>(output_pointer<Element>(params, work, id) + column);
+          targets[i] = id.exists ? target : nullptr;
+          pieces[i] = *reinterpret_cast<uint4 const*>(&sO(min_of(row + i * kRowsAtOnce, count - 1), column));
+        }
+        CUTE_UNROLL
+        for (int i = 0; i < kBatch; ++i) {
+          if (targets[i] != nullptr) { *targets[i] = pieces[i]; }
+        }
+      }
+    } else {
+      CUTE_NO_UNROLL
+      for (int row = first; row < count; row += kRowsAtOnce) {
+        OutputRow const id = output_row(params, work, rows.first_query, row);
+        if (!id.exists) { continue; }
+        auto* const target = output_pointer<Element>(params, work, id) + column;
+        CUTE_UNROLL
+        for (int c = 0; c < kPiece; ++c) { target[c] = sO(row, column + c); }
       }
     }
   }
