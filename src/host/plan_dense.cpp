@@ -48,9 +48,8 @@ int tile_ns(Problem const& problem, TileRow const& row, Packing const& packing, 
   if (!slabs_skip_blocks(row.tile.rows, row.tile.keys)) { return range.blocks() * row.cost.block + row.cost.tile; }
   std::int64_t blocks = 0;  // of slabs
   for (int slab = 0; slab < slabs_of(row.tile); ++slab) {
-    int const first = queries.first + slab * packing.queries_per_slab;
-    int const last = std::min(first + packing.queries_per_slab - 1, queries.last);
-    blocks += slab_range(range, problem.mask, first, last, len, row.tile.keys).blocks();
+    QueryRange const rows = queries_of_slab(packing, queries, slab);
+    blocks += slab_range(range, problem.mask, rows.first, rows.last, len, row.tile.keys).blocks();
   }
   return static_cast<int>(blocks * row.cost.block / slabs_of(row.tile)) + row.cost.tile;
 }

@@ -16,6 +16,7 @@
 #include "kernels/tma_loader.h"
 #include "kernels/traits.h"
 #include "kernels/warm_schedule.h"
+#include "kernels/work_queue.h"
 #include "kernels/work_source.h"
 
 namespace hopper_attention {
@@ -66,58 +67,6 @@ __device__ __forceinline__ void start(AttentionParams const& params) {
 template <class Traits>
 __device__ __forceinline__ void start_role(AttentionParams const& params) {
   if constexpr (Traits::kDecode) { start(params); }
-}
-
-// Publishes the items of `source`, one after the other, and that there are no more.
-template <class Traits, class Source, class Draw>
-__device__ __forceinline__ void publish(AttentionParams const& params, typename Traits::SharedStorage& shared,
-                                        Source& source, Draw draw) {
-  // An item that has been drawn is one that no other CTA can take, so it is drawn late: behind a long one there is time
-  // to find the next when all of its loads have been issued, since the blocks that are on their way last longer. 256
-  // tiles of up to 4 MB take 143 us so, and 162 if each is drawn when the one before it is done.
-  constexpr int kLongItem = 8;  // blocks
-  constexpr int kSlots = Traits::kWorkSlots;
-  uint32_t loads_phase = 0;
-  constexpr int kLeader = Traits::kConsumerWarpgroups - 1;  // the last one that writes (see kActingLane)
-  int const lane = static_cast<int>(threadIdx.x % 32);
-  RingState<kSlots> write;
-  WorkItem item;
-  bool behind_long_item = false;
-  do {
-    wait_barrier(shared.work_empty[write.slot], write.phase ^ 1);
-    if (Traits::kDecode && Source::kDraws && behind_long_item) {
-      wait_barrier(shared.loads_issued, loads_phase);
-      loads_phase ^= 1;
-    }
-    TileWork work;
-    Sequence drawn;  // apart from `work`, whose other fields then need no register before it is known
-    Sequence& sequence = Source::kDraws ? drawn : work.sequence;
-    do {
-      source.next(item, sequence, draw);
-      work.last = item.place < 0;
-      if (!work.last) { work = tile_work(params, Traits::kConsumerWarpgroups, Traits::kKeys, item, sequence); }
-    } while (!work.last && (work.queries.last < work.queries.first || (Traits::kDecode && !params.takes(sequence))));
-    behind_long_item = work.range.blocks() >= kLongItem;
-    work.announces_loads = Traits::kDecode && Source::kDraws && behind_long_item;
-    __syncwarp();  // every lane has waited, then one writes
-    if (lane == kLeader) {
-      if (work.last) {
-        shared.work[write.slot].last = true;
-      } else {
-        shared.work[write.slot] = work;
-      }
-    }
-    if constexpr (Traits::kSkips) {  // a lane for each slab
-      __syncwarp();
-      if (lane < Traits::kConsumerWarpgroups && !work.last) {
-        shared.slabs[write.slot][lane] = slab_range(params, Traits::kKeys, shared.work[write.slot], lane);
-      }
-      __syncwarp();
-    }
-    if (lane == kLeader) { arrive_barrier(shared.work_full[write.slot]); }
-    __syncwarp();
-    ++write;
-  } while (item.place >= 0);
 }
 
 // The scheduler warp: finds this CTA's work.
@@ -174,35 +123,6 @@ __device__ __forceinline__ void schedule(AttentionParams const& params, typename
 }
 
 template <class Traits>
-using WorkState = RingState<Traits::kWorkSlots>;
-
-// The next item of this CTA.
-template <class Traits>
-__device__ __forceinline__ TileWork const& wait_work(typename Traits::SharedStorage& shared,
-                                                     WorkState<Traits> const& read) {
-  wait_barrier(shared.work_full[read.slot], read.phase);
-  return shared.work[read.slot];
-}
-
-// All lanes of a warp.
-template <class Traits>
-__device__ __forceinline__ void release_work(typename Traits::SharedStorage& shared, WorkState<Traits> const& read) {
-  __syncwarp();
-  if (threadIdx.x % 32 == kActingLane) { arrive_barrier(shared.work_empty[read.slot]); }
-}
-
-// Calls `body(work)` for every item of this CTA. All lanes of a warp.
-template <class Traits, class Body>
-__device__ __forceinline__ void for_each_work(typename Traits::SharedStorage& shared, Body body) {
-  for (WorkState<Traits> read;; ++read) {
-    TileWork const& work = wait_work<Traits>(shared, read);
-    if (work.last) { break; }
-    body(work);
-    release_work<Traits>(shared, read);
-  }
-}
-
-template <class Traits>
 __device__ __forceinline__ void produce(AttentionParams const& params, typename Traits::SharedStorage& shared) {
   TmaLoader<Traits> const loader{params.load, shared, static_cast<int>(threadIdx.x % 32)};
   auto const warp = static_cast<ProducerWarp>(cutlass::canonical_warp_idx_sync());
@@ -232,7 +152,7 @@ __device__ __forceinline__ void produce(AttentionParams const& params, typename 
     } else {
       for_each_work<Traits>(shared, [&](TileWork const& work) {
         if (!work.range.empty()) { gather.load_values(work, write); }
-        write.skip(Traits::kOutputSlots);
+        write.advance(Traits::kOutputSlots);
       });
     }
     cp_async_wait<0>();
@@ -251,14 +171,14 @@ __device__ __forceinline__ void produce(AttentionParams const& params, typename 
       loader.load_queries(work, write);
       ++write;
       if (gathered && loader.lane == kActingLane) { gather.announce(work, landed, landed_phases); }
-      landed.skip(Traits::kOutputSlots);
+      landed.advance(Traits::kOutputSlots);
     });
   } else if (warp == ProducerWarp::kValues) {
     RingState<Traits::kStages> read;
     uint32_t landed_phases = 0;
     for_each_work<Traits>(shared, [&](TileWork const& work) {
       if (!work.range.empty()) { loader.finish_values(work, read, landed_phases); }
-      read.skip(Traits::kOutputSlots);
+      read.advance(Traits::kOutputSlots);
     });
   } else {
     schedule<Traits>(params, shared);
@@ -288,21 +208,6 @@ __device__ __forceinline__ void consume_swapped(AttentionParams const& params, t
     }
   });
   if (may_share_tiles<Traits>(params)) { merge.finish(); }
-}
-
-// An item as a whole. Where fields are read from shared memory one by one as they are needed, each costs its latency:
-// the 35 of a tile took 3 % of the time at 512 tokens.
-__device__ __forceinline__ TileWork read_at_once(TileWork const& work) {
-  static_assert(sizeof(TileWork) % sizeof(int2) == 0);
-  constexpr int kVectors = sizeof(TileWork) / sizeof(int2);
-  int2 words[kVectors];
-  CUTE_UNROLL
-  for (int i = 0; i < kVectors; ++i) { words[i] = reinterpret_cast<int2 const*>(&work)[i]; }
-  CUTE_UNROLL
-  for (int2& w : words) { asm volatile("" : "+r"(w.x), "+r"(w.y)); }
-  TileWork result;
-  memcpy(&result, words, sizeof(result));
-  return result;
 }
 
 template <class Traits>
@@ -398,7 +303,7 @@ __device__ __forceinline__ void consume(AttentionParams const& params, typename 
     if constexpr (kOutputInRing) {
       output = read;
       slab = mainloop.wait_output(read);
-      read.skip(Traits::kOutputSlots);
+      read.advance(Traits::kOutputSlots);
     }
     if (Traits::kDecode && finished.in_cluster) {
       if constexpr (Traits::kDecode) {

@@ -8,8 +8,8 @@
 
 namespace hopper_attention {
 
-// The blocks of a tile that a slab of its rows visits, as in BlockRange below: from the tile's first one to the last
-// that some of these rows see.
+// What a slab of a tile's rows visits: blocks [begin, end) from the right, of which every row of the slab sees all keys
+// of [full_begin, full_end). Blocks are numbered as in the tile's BlockRange.
 struct alignas(16) SlabRange {
   int begin;
   int full_begin;
@@ -58,17 +58,19 @@ HA_HOST_DEVICE constexpr BlockRange block_range(MaskParams const& mask, int firs
   return {origin, 0, full_begin, full_end, end, seen};
 }
 
-// The slab has the rows [first_row, last_row] of the tile, all of them existing queries, or none.
+// Of the slab with the rows [first_row, last_row] of the tile, all of them existing queries, or none: from the tile's
+// first block to the last that some of these rows see. Without a way out before the end: lanes that each have a slab
+// leave together, which racecheck needs to see the order of what they store.
 HA_HOST_DEVICE constexpr SlabRange slab_range(BlockRange const& tile, MaskParams const& mask, int first_row,
                                               int last_row, SeqlenQK len, int block) {
-  if (last_row < first_row) { return {tile.end, tile.end, tile.end, tile.end}; }
   KeyInterval const first = visible(mask, first_row, len);
   KeyInterval const last = visible(mask, last_row, len);
-  if (first.begin >= last.end) { return {tile.end, tile.end, tile.end, tile.end}; }
+  bool const sees = first_row <= last_row && first.begin < last.end;
   int const end = max_of(min_of(ceil_div(last.end - tile.origin, block), tile.end), tile.begin);
   int const full_begin = min_of(max_of(ceil_div(last.begin - tile.origin, block), tile.begin), end);
   int const full_end = max_of(min_of(floor_div(first.end - tile.origin, block), end), full_begin);
-  return {tile.begin, full_begin, full_end, end};
+  return {sees ? tile.begin : tile.end, sees ? full_begin : tile.end, sees ? full_end : tile.end,
+          sees ? end : tile.end};
 }
 
 // Where unit `x` of `units` begins among `blocks`: 0 for the first, `blocks` for the end, never decreasing. 32-bit

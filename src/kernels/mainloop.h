@@ -75,10 +75,11 @@ struct CollectiveMainloop {
     if (thread % 32 == 0) { arrive_barrier(shared.empty[state.slot]); }
   }
 
-  // Blocks of the tile that this slab does not visit are taken from the ring and given back. Each takes its turn, too:
-  // the turns go round, so that all warpgroups have equally many.
-  __device__ __forceinline__ void skip(State& read) const {
+  // Blocks of the tile that this slab does not visit are taken from the ring and given back, slot by slot. Each takes
+  // its turn, too: the turns go round, so that all warpgroups have equally many.
+  __device__ __forceinline__ void skip_slot(State& read) const {
     wait(read);
+    __syncwarp();  // all lanes have waited, then one gives it back
     release(read);
     ++read;
   }
@@ -91,14 +92,14 @@ struct CollectiveMainloop {
     CUTE_NO_UNROLL
     for (; count > 0; --count) {
       skip_turn();
-      skip(read);
-      skip(read);
+      skip_slot(read);
+      skip_slot(read);
     }
   }
   __device__ __forceinline__ void skip_tile(TileWork const& work, State& read) const {
-    skip(read);
+    skip_slot(read);
     skip_pairs(work.range.blocks() - 1, read);
-    skip(read);
+    skip_slot(read);
   }
 
   // Where O takes slots of the ring, they follow the tile's keys and values. This warpgroup's part of them, once nobody
@@ -124,8 +125,9 @@ struct CollectiveMainloop {
     }
   }
 
-  // Issues S of a tile's first block, and finds meanwhile what its rows see. Without keys S is of what lies in the
-  // slots, and nobody uses it: a product inside a branch would be waited for at the branch's end.
+  // Issues S of the first block that the slab visits, and finds meanwhile what its rows see; blocks of the tile to the
+  // right of it are skipped. Where the slab visits none, S is of what lies in the slots, and nobody uses it: a product
+  // inside a branch would be waited for at the branch's end.
   template <class Scores>
   __device__ __forceinline__ ThreadKeys issue_first_scores(TileWork const& work, SlabRange const& slab, int buffer,
                                                            State& read, Scores& tSrS) const {
@@ -136,7 +138,7 @@ struct CollectiveMainloop {
     if (!work.last && !slab.empty()) {
       if constexpr (Traits::kSkips) {
         if (int const blocks = work.range.end - slab.end; blocks > 0) {
-          skip(read);
+          skip_slot(read);
           skip_pairs(blocks - 1, read);
         }
       }
@@ -154,9 +156,9 @@ struct CollectiveMainloop {
     warpgroup_fence_operand(tSrS);
   }
 
-  // Accumulates tOrO (64 x head_dim_v, unscaled) and the softmax state over the key blocks in `range`, right to left.
-  // The first block's scores must have been issued. `after_first` is called once they have been used, `after_scores` as
-  // soon as Q is not needed any more.
+  // Accumulates tOrO (64 x head_dim_v, unscaled) and the softmax state over the key blocks in `range`, the slab's part
+  // of the tile's, right to left. The first block's scores must have been issued. `after_first` is called once they
+  // have been used, `after_scores` as soon as Q is not needed any more.
   template <class Scores, class Output, class AfterFirst, class AfterScores>
   __device__ __forceinline__ void mma(TileWork const& work, SlabRange const& range, ThreadKeys const& seen, int buffer,
                                       State& read, Softmax& softmax, Scores& tSrS, Output& tOrO, AfterFirst after_first,
@@ -254,7 +256,7 @@ struct CollectiveMainloop {
       after_first();
       if (skips_blocks) {
         skip_turn();
-        skip(read);
+        skip_slot(read);
       }
       --n;
       if constexpr (is_same_v<decltype(plain), decltype(masked)>) {

@@ -20,7 +20,7 @@ struct RingState {
     }
   }
 
-  __device__ __forceinline__ void skip(int slots) {
+  __device__ __forceinline__ void advance(int slots) {
     CUTE_UNROLL
     for (int i = 0; i < slots; ++i) { ++*this; }
   }

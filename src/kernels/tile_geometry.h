@@ -42,15 +42,22 @@ struct Packing {
 
 inline Packing make_packing(int heads, int rows = kSlabRows) { return {FastDivmod(heads), rows / heads}; }
 
-// Queries [first, last] that tile `m` holds; last is an existing query.
+// Queries [first, last].
 struct QueryRange {
   int first;
   int last;
 };
 
+// Those that tile `m` holds; last is an existing query.
 HA_HOST_DEVICE constexpr QueryRange query_range(Packing const& packing, int slabs, int m, int seqlen_q) {
   int const per_tile = packing.queries_per_slab * slabs;
   return {m * per_tile, min_of((m + 1) * per_tile, seqlen_q) - 1};
+}
+
+// Those of them that slab `slab` holds; none, with last before first, behind the end of the queries.
+HA_HOST_DEVICE constexpr QueryRange queries_of_slab(Packing const& packing, QueryRange const& tile, int slab) {
+  int const first = tile.first + slab * packing.queries_per_slab;
+  return {first, min_of(first + packing.queries_per_slab - 1, tile.last)};
 }
 
 }  // namespace hopper_attention

@@ -49,11 +49,10 @@ HA_HOST_DEVICE TileWork tile_work(AttentionParams const& p, int slabs, int keys,
   return work;
 }
 
-// What the slab of consumer warpgroup `w` sees of it.
-HA_HOST_DEVICE SlabRange slab_range(AttentionParams const& p, int keys, TileWork const& work, int w) {
-  int const first = work.queries.first + w * p.packing.queries_per_slab;
-  int const last = min_of(first + p.packing.queries_per_slab - 1, work.queries.last);
-  return slab_range(work.range, p.mask, first, last, work.sequence.len, keys);
+// What slab `slab` visits of it.
+HA_HOST_DEVICE SlabRange slab_range(AttentionParams const& p, int keys, TileWork const& work, int slab) {
+  QueryRange const queries = queries_of_slab(p.packing, work.queries, slab);
+  return slab_range(work.range, p.mask, queries.first, queries.last, work.sequence.len, keys);
 }
 
 }  // namespace hopper_attention

@@ -74,7 +74,8 @@ struct AttentionTraits {
   static constexpr bool kDecode = kConsumerWarpgroups == 1;
   static constexpr int kMergeRows = kSwapped ? kQueryRows : kMostMergeRows;
 
-  // Elsewhere it would cost 1 to 4 % of the time at 512 tokens.
+  // Slabs visit only what they see. In a square tile they would skip nothing, and finding that out takes 1 to 4 % of
+  // the time at 512 tokens.
   static constexpr bool kSkips = slabs_skip_blocks(kTile.rows, kKeys);
 
   template <int kColumns>
@@ -137,8 +138,9 @@ struct AttentionTraits {
   static constexpr int kPartsEnds = kDecode ? kEndFloats * kMostCluster * kMergeRows : 1;
   static constexpr int kBarrierBytes =  // and work items
       kPartsEnds * 4 + (kSwapped ? 768 + 256 + 4 * kElementsP : 1024);
-  // How many items the scheduler is ahead. Items of one query are short; where CTAs draw their tiles, each one ahead is
-  // one that no other CTA can take.
+  // How many items the scheduler is ahead. Items of one query are short, and what each slab visits takes the scheduler
+  // as long as the rest of an item. Elsewhere fewer: where CTAs draw their tiles, each one ahead is one that no other
+  // CTA can take, and the values' warp of paged keys may be no further ahead of the slots of O.
   static constexpr int kWorkSlots = kDecode || (kSkips && !kListed) ? 4 : 2;
   // Where there is room for a second Q, the next tile's is loaded early, and O takes the place of its tile's Q.
   // Elsewhere O takes slots of the ring, which the producers leave free in front of the next tile's keys. Tiles of a
@@ -184,6 +186,8 @@ struct AttentionTraits {
   static_assert(kOutputSlots == 0 || kSlabElementsO <= kSlotElements, "O of a warpgroup does not fit in a slot");
   static_assert(!kDecode || (kRoomForTwo && kMergeRows * kHeadDimV * 4 <= kSlabElementsO * 2),
                 "other CTAs write their parts while this one still reads Q");
+  static_assert(!kPages || kOutputSlots == 0 || kWorkSlots == 2,
+                "the warp that loads values would overwrite slots that the one of keys has not handed over");
   static_assert(kTile.rows % kQueryRows == 0 && kConsumerWarpgroups >= 1 && kConsumerWarpgroups <= 3);
   static_assert(kStages >= 4, "K n-1 and V n are in flight while K n and V n+1 are read");
 };
