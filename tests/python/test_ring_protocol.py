@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-STAGES, WORK_SLOTS = 4, 2
+STAGES = 4
 HANG = 4000  # steps without any progress
 Wait = Iterator[None]
 
@@ -54,19 +54,25 @@ class Cta:
     """
 
     def __init__(
-        self, tiles: list[list[int]], paged: bool, output_slots: int, values_wait: bool, late_output: bool
+        self,
+        tiles: list[list[int]],
+        paged: bool,
+        output_slots: int,
+        work_slots: int,
+        values_wait: bool,
+        late_output: bool,
     ) -> None:
         self.visits, self.tiles = tiles, [max(visits) for visits in tiles]
-        self.paged, self.output_slots = paged, output_slots
+        self.paged, self.output_slots, self.work_slots = paged, output_slots, work_slots
         self.values_wait, self.late_output = values_wait, late_output
         self.warpgroups = len(tiles[0])
         self.full = [Barrier(1) for _ in range(STAGES)]
         self.empty = [Barrier(self.warpgroups) for _ in range(STAGES)]
-        self.work_full = [Barrier(1) for _ in range(WORK_SLOTS)]
-        self.work_empty = [Barrier(2 + self.warpgroups) for _ in range(WORK_SLOTS)]
+        self.work_full = [Barrier(1) for _ in range(self.work_slots)]
+        self.work_empty = [Barrier(2 + self.warpgroups) for _ in range(self.work_slots)]
         self.turns = [Turn() for _ in range(self.warpgroups)]
         self.turns[0].pass_on()
-        self.items: list[int] = [0] * WORK_SLOTS
+        self.items: list[int] = [0] * self.work_slots
         self.holds: list[object] = [None] * STAGES
         self.read: list[int] = [0] * STAGES
 
@@ -86,20 +92,20 @@ class Cta:
 
     def scheduler(self) -> Wait:
         for i in range(len(self.tiles) + 1):
-            yield from self.work_empty[i % WORK_SLOTS].wait(i // WORK_SLOTS & 1 ^ 1)
-            self.items[i % WORK_SLOTS] = i if i < len(self.tiles) else -1
-            self.work_full[i % WORK_SLOTS].arrive()
+            yield from self.work_empty[i % self.work_slots].wait(i // self.work_slots & 1 ^ 1)
+            self.items[i % self.work_slots] = i if i < len(self.tiles) else -1
+            self.work_full[i % self.work_slots].arrive()
 
     def work(self) -> Iterator[int | None]:
         """The tiles, each released when the next one is asked for; None: still waiting."""
         i = 0
         while True:
-            for _ in self.work_full[i % WORK_SLOTS].wait(i // WORK_SLOTS & 1):
+            for _ in self.work_full[i % self.work_slots].wait(i // self.work_slots & 1):
                 yield None
-            if self.items[i % WORK_SLOTS] < 0:
+            if self.items[i % self.work_slots] < 0:
                 return
-            yield self.items[i % WORK_SLOTS]
-            self.work_empty[i % WORK_SLOTS].arrive()
+            yield self.items[i % self.work_slots]
+            self.work_empty[i % self.work_slots].arrive()
             i += 1
 
     def free(self, place: int) -> Wait:
@@ -214,7 +220,13 @@ class Cta:
 
 
 def run(
-    seed: int, paged: bool, output_slots: int, values_wait: bool = False, late_output: bool = False, skips: bool = True
+    seed: int,
+    paged: bool,
+    output_slots: int,
+    work_slots: int = 2,
+    values_wait: bool = False,
+    late_output: bool = False,
+    skips: bool = True,
 ) -> bool:
     """Whether all roles ended."""
     r = random.Random(seed)
@@ -224,7 +236,7 @@ def run(
         blocks = r.choice((0, 1, 1, 2, 2, 3, 5))
         visits = [blocks - r.choice((0, 0, 1, 2, 5)) if skips else blocks for _ in range(warpgroups)]
         tiles.append([max(0, count) for count in visits])
-    cta = Cta(tiles, paged, output_slots, values_wait, late_output)
+    cta = Cta(tiles, paged, output_slots, work_slots, values_wait, late_output)
     roles, still = cta.roles(), 0
     speed = {name: r.choice((1, 3, 30)) for name in roles}
     while roles and still < HANG:
@@ -240,9 +252,16 @@ def run(
 
 
 @pytest.mark.parametrize("output_slots", [0, 1, 2])
-@pytest.mark.parametrize("paged", [False, True], ids=["rows", "pages"])
-def test_every_order_ends_and_reads_what_was_loaded(paged, output_slots):
-    assert all(run(seed, paged, output_slots) for seed in range(100))
+@pytest.mark.parametrize(("paged", "work_slots"), [(False, 2), (False, 4), (True, 2)], ids=str)
+def test_every_order_ends_and_reads_what_was_loaded(paged, work_slots, output_slots):
+    assert all(run(seed, paged, output_slots, work_slots) for seed in range(100))
+
+
+def test_with_pages_and_slots_of_o_work_may_not_be_further_ahead():
+    """What traits.h asserts."""
+    with pytest.raises(AssertionError, match="overwritten"):
+        for seed in range(1000):
+            run(seed, True, 2, work_slots=4)
 
 
 def test_the_model_finds_a_warp_that_misses_a_pass():

@@ -75,7 +75,7 @@ def test_slabs_skip_blocks(dtype):
              heads_q=8, heads_k=8, **mask)
         for d, dv in dims
         for why, mask in SKIPPING.items()
-        for q, k, batch in ((449, 449, 20), (193, 1400, 20), (1100, 1090, 6))
+        for q, k, batch in ((449, 449, 20), (193, 1400, 20), (1100, 1090, 6), (1500, 1500, 6))
     )  # fmt: skip
 
 

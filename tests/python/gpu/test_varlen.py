@@ -12,7 +12,7 @@ import hopper_attention  # noqa: E402
 from gpu import batches, support  # noqa: E402
 from gpu.batches import Batch, attend, fail, int32, judge_all, judged_results, main_dims, make, require_same  # noqa: E402
 from gpu.fixed_splits import plan_of  # noqa: E402
-from gpu.support import MAIN, small_masks  # noqa: E402
+from gpu.support import MAIN, built_dims, small_masks  # noqa: E402
 from gpu.test_grid import name_of, on  # noqa: E402
 from gpu.test_random_batches import RATIOS  # noqa: E402
 
@@ -85,6 +85,25 @@ def test_lengths_around_tiles(kernel, mask):
         )
         for chosen, splits in ((pairs, 1), (few, 0), (few, 1), (few, 3))
     )
+
+
+@pytest.mark.parametrize(
+    "layout", [{}, {"keys": "paged"}, {"keys": "paged", "page_size": 1}], ids=["", "pages", "rows"]
+)
+def test_slabs_skip_several_blocks(layout):
+    """Chunks that end inside a tile, of as many keys as the next begins with. Where O lies in the ring of K and V, the
+    blocks that a slab skips need the slots that O of the tile before is in.
+    """
+    if not built_dims("bf16"):
+        pytest.skip("no bf16 kernels were built")
+    lengths = (1500, 1310, 1001, 1100, 1500, 1400)
+    judge_all(
+        Batch(f"head dims {d} and {dv}, softcap {softcap}", lengths, lengths, heads_q=8, heads_k=8, head_dim=d,
+              head_dim_v=dv, chunk=1000, softcap=softcap, num_splits=splits, **layout)
+        for d, dv in built_dims("bf16")
+        for softcap in (0.0, 30.0)
+        for splits in (1, 2)
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("ratio", RATIOS)
