@@ -258,7 +258,7 @@ int queries_per_box(KernelPlan const& kernel, Problem const& problem, Packing co
 // All but what tensors say.
 AttentionParams attention_params(Plan const& plan, KernelPlan const& kernel, Problem const& problem) {
   Packing const packing = packing_of(plan, kernel);
-  bool const longest_last = problem.mask.right != kUnlimited;
+  bool const longest_last = first_tiles_are_shortest(problem.mask);
   AttentionParams p{};
   p.load.pages = page_params(kernel.tile, problem);
   p.load.groups_per_head_k = FastDivmod(problem.heads_q / problem.heads_k / plan.packed_heads);
@@ -338,7 +338,7 @@ std::optional<CombineLaunch> combine_launch(Plan const& plan, Problem const& pro
     launch.kernels[launch.tasks] = i;
     SplitCombineTask& task = p.task[launch.tasks++];
     task.schedule = schedule_params(plan, kernel, problem);
-    task.queries_per_slab = packing_of(plan, kernel).queries_per_slab;
+    task.packing = packing_of(plan, kernel);
     task.slabs = slabs_of(kernel.tile);
     task.cluster = cluster_params(plan, kernel, problem.heads_q, nullptr);
     task.candidates =

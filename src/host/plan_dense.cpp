@@ -208,7 +208,7 @@ void choose_order(PlanRequest const& request, Plan& plan, Candidate const& chose
                                              .sharing = sharing,
                                              .in_l2 = static_cast<int>(fitting),
                                              .ctas = ctas,
-                                             .descending = problem.mask.right != kUnlimited,
+                                             .descending = first_tiles_are_shortest(problem.mask),
                                              .work = work_of_tiles(problem, chosen)});
   plan.heads_per_pass = order.heads_per_pass;
   because(plan, "order", plan.heads_per_pass, " of ", all, " head groups at a time: K and V of one head take ",

@@ -122,7 +122,7 @@ struct CollectiveEpilogue {
     FastDivmod const& heads = params.packing.heads;
     int const first = work.sequence.q_row + rows.first_query;
     int const existing =
-        min_of(min_of(work.sequence.len.q - rows.first_query, params.packing.queries_per_slab), p.rows - first);
+        min_of(min_of(work.queries.last + 1 - rows.first_query, params.packing.queries_per_slab), p.rows - first);
     float* const slab = p.lse + work.sequence.q_batch * p.lse_stride_batch +
                         static_cast<std::int64_t>(work.head * heads.divisor) * p.lse_stride_head + first;
     CUTE_UNROLL
@@ -194,8 +194,10 @@ struct CollectiveEpilogue {
     copy(tiled_copy, from, to);
     tma_store_fence();
     sync_warpgroup(warpgroup);
-    bool const all_exist = rows.first_query + params.packing.queries_per_slab <= work.sequence.len.q;
-    if (p.out_by_tma && (p.clip_by_tma || all_exist)) {
+    int const queries = work.queries.last + 1 - rows.first_query;
+    bool const all_exist = queries >= params.packing.queries_per_slab;
+    // Slabs that have some of their queries are the last of their sequence.
+    if (p.out_by_tma && (all_exist || (p.clip_by_tma && queries > 0))) {
       if (thread == 0) {
         CUTE_UNROLL
         for (int c = 0; c < Traits::kHeadDimV; c += Traits::kSlabColumnsV) {

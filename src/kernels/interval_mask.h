@@ -39,4 +39,10 @@ HA_HOST_DEVICE constexpr KeyInterval visible(MaskParams const& mask, int row, Se
   return {min_of(max_of(begin, 0), end), end};
 }
 
+// Whether tiles get longer along the queries, or are alike but for the first one, which may have fewer slabs
+// (query_range()). With a limit on the left alone they get shorter.
+HA_HOST_DEVICE constexpr bool first_tiles_are_shortest(MaskParams const& mask) {
+  return mask.right != kUnlimited || mask.left == kUnlimited;
+}
+
 }  // namespace hopper_attention

@@ -13,7 +13,7 @@ namespace hopper_attention {
 struct OutputRow {
   int row;  // of q, out and LSE
   int head;
-  bool exists;  // not past the last query, not an idle row of a packed slab
+  bool exists;  // not past the tile's last query, not an idle row of a packed slab
 };
 
 // Row `slab_row` of the slab whose first query is `first_query`.
@@ -24,7 +24,7 @@ __device__ __forceinline__ OutputRow output_row(AttentionParams const& params, T
   int const query = first_query + query_in_slab;
   int const row = work.sequence.q_row + query;
   bool const exists =
-      query < work.sequence.len.q && query_in_slab < params.packing.queries_per_slab && row < params.epilogue.rows;
+      query <= work.queries.last && query_in_slab < params.packing.queries_per_slab && row < params.epilogue.rows;
   return {row, work.head * heads.divisor + slab_row - query_in_slab * heads.divisor, exists};
 }
 

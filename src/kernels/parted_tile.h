@@ -57,7 +57,7 @@ HA_HOST_DEVICE PartedTile find_parted_tile(SplitCombineTask const& task, Sequenc
   FoundPlace const found{place, before(place), before(place + 1)};
   if (!found.holds(in_group)) { return parted; }  // in damaged metadata none may hold it
   sequence = sequence_at(sequences, schedule.sequence(place));
-  int const tiles = ceil_div(sequence.len.q, task.queries_per_slab * task.slabs);
+  int const tiles = ceil_div(sequence.len.q, task.packing.queries_per_slab * task.slabs);
   UnitTile tile{};
   if (params.fixed_splits) {
     int const tiles_of_place = found.until - found.before;

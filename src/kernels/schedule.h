@@ -39,12 +39,12 @@ struct SequenceWork {
   int units;  // of each tile: at least 1
 };
 
-// Units follow from the last tile's blocks: with a causal mask it has the most. They only weigh tiles and place cuts;
-// every tile is cut in proportion to its own blocks.
+// Units follow from the blocks of a last tile full of queries: with a causal mask it has the most. They only weigh
+// tiles and place cuts; every tile is cut in proportion to its own blocks.
 HA_HOST_DEVICE constexpr SequenceWork sequence_work(TileShape const& shape, MaskParams const& mask, SeqlenQK len) {
   if (len.q == 0) { return {0, 1}; }
   int const tiles = ceil_div(len.q, shape.queries);
-  int const blocks = block_range(mask, (tiles - 1) * shape.queries, len.q - 1, len, shape.keys).blocks();
+  int const blocks = block_range(mask, max_of(len.q - shape.queries, 0), len.q - 1, len, shape.keys).blocks();
   return {tiles, max_of(1, shape.fixed_split > 0 ? ceil_div(blocks, shape.fixed_split) : blocks)};
 }
 

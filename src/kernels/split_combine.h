@@ -45,6 +45,7 @@ __global__ void __launch_bounds__(kSplitCombineThreads, 4)
   if (tile.place >= 0 || blockIdx.x + blockIdx.y == 0) { wait_for_prerequisites(); }
   if (tile.place < 0) { return; }
 
+  QueryRange const queries = query_range(task.packing, task.slabs, tile.m, sequence.len.q);
   int warps_per_row = 1;
   while (warps_per_row < kSplitCombineWarps && warps_per_row * 4 < tile.parts) { warps_per_row *= 2; }
   int const rows_at_once = kSplitCombineWarps / warps_per_row;
@@ -55,11 +56,11 @@ __global__ void __launch_bounds__(kSplitCombineThreads, 4)
     int const row = first + warp / warps_per_row;
     int const slab_row = row % kSlabRows;
     int const query_in_slab = params.packed_heads.quotient(slab_row);
-    int const query = (tile.m * task.slabs + row / kSlabRows) * task.queries_per_slab + query_in_slab;
+    int const query = queries.first + row / kSlabRows * task.packing.queries_per_slab + query_in_slab;
     int const head = tile.head * params.packed_heads.divisor + slab_row - query_in_slab * params.packed_heads.divisor;
     int const row_of_q = sequence.q_row + query;
     bool const exists =
-        row < end && query_in_slab < task.queries_per_slab && query < sequence.len.q && row_of_q < params.rows;
+        row < end && query_in_slab < task.packing.queries_per_slab && query <= queries.last && row_of_q < params.rows;
 
     float accumulator[kColumns];
     CUTE_UNROLL

@@ -11,7 +11,7 @@ namespace hopper_attention {
 struct SplitCombineTask {
   ScheduleParams schedule;
   PartialParams partial;
-  int queries_per_slab = 0;
+  Packing packing;
   int slabs = 0;
   int candidates = 0;     // blocks of the grid's x axis that look for a tile in parts
   ClusterParams cluster;  // of the attention kernel

@@ -38,9 +38,12 @@ HA_HOST_DEVICE constexpr int swizzled_piece(int row, int piece, int pieces) {
 struct Packing {
   FastDivmod heads;                  // query heads of a group; 1 is off
   int queries_per_slab = kSlabRows;  // rows / heads: the slab's other rows are idle
+  FastDivmod slab{kSlabRows};        // queries -> full slabs of them
 };
 
-inline Packing make_packing(int heads, int rows = kSlabRows) { return {FastDivmod(heads), rows / heads}; }
+inline Packing make_packing(int heads, int rows = kSlabRows) {
+  return {FastDivmod(heads), rows / heads, FastDivmod(rows / heads)};
+}
 
 // Queries [first, last].
 struct QueryRange {
@@ -48,13 +51,20 @@ struct QueryRange {
   int last;
 };
 
-// Those that tile `m` holds; last is an existing query.
+// Those that tile `m` holds, in tiles of `slabs`; last is an existing query, before first if there are none. The first
+// tile has the slabs that are left over, since of all tiles it is the one that a causal mask leaves the fewest keys.
 HA_HOST_DEVICE constexpr QueryRange query_range(Packing const& packing, int slabs, int m, int seqlen_q) {
-  int const per_tile = packing.queries_per_slab * slabs;
-  return {m * per_tile, min_of((m + 1) * per_tile, seqlen_q) - 1};
+  int missing = 0;  // slabs of the first tile
+  if (slabs > 1) {
+    int const count = packing.slab.quotient(seqlen_q + packing.queries_per_slab - 1);
+    missing = ceil_div(count, slabs) * slabs - count;
+  }
+  int const first = max_of(m * slabs - missing, 0);
+  int const end = (m + 1) * slabs - missing;
+  return {first * packing.queries_per_slab, min_of(end * packing.queries_per_slab, seqlen_q) - 1};
 }
 
-// Those of them that slab `slab` holds; none, with last before first, behind the end of the queries.
+// Those of them that slab `slab` holds; none, with last before first, behind the tile's last.
 HA_HOST_DEVICE constexpr QueryRange queries_of_slab(Packing const& packing, QueryRange const& tile, int slab) {
   int const first = tile.first + slab * packing.queries_per_slab;
   return {first, min_of(first + packing.queries_per_slab - 1, tile.last)};

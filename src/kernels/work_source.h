@@ -277,7 +277,7 @@ class WorkSource {
     bool const turned = (schedule().end() - state_.window - end + passes - 1 - pass) % 2 != 0;
     item = {.place = state_.window + begin + place,
             .head = of_places - place * groups.divisor,
-            .m = (params_.mask.right == kUnlimited) != turned ? m : tiles - 1 - m};
+            .m = first_tiles_are_shortest(params_.mask) == turned ? m : tiles - 1 - m};
     sequence = state_.sequence[begin + place];
   }
 

@@ -9,6 +9,7 @@
 
 #include "kernels/block_range.h"
 #include "kernels/interval_mask.h"
+#include "kernels/tile_geometry.h"
 
 namespace hopper_attention {
 namespace {
@@ -230,6 +231,40 @@ TEST_CASE("slab_range: slabs of 20,000 random tiles and of their parts visit wha
     }
   }
   CHECK(skipping > 1000);
+}
+
+TEST_CASE("query_range: every query in one slab of one tile, and the first tile has the slabs that are left over") {
+  for (int const heads : {1, 3, 5, 8, 64}) {
+    Packing const packing = make_packing(heads);
+    for (int slabs = 1; slabs <= 3; ++slabs) {
+      for (int seqlen = 0; seqlen <= 1300; ++seqlen) {
+        CAPTURE(heads);
+        CAPTURE(slabs);
+        CAPTURE(seqlen);
+        int const tiles = ceil_div(seqlen, slabs * packing.queries_per_slab);
+        int next = 0;
+        for (int m = 0; m < tiles; ++m) {
+          QueryRange const tile = query_range(packing, slabs, m, seqlen);
+          REQUIRE(tile.first == next);
+          for (int slab = 0; slab < slabs; ++slab) {
+            QueryRange const rows = queries_of_slab(packing, tile, slab);
+            if (rows.last < rows.first) {
+              REQUIRE(m == 0);
+              continue;
+            }
+            REQUIRE(rows.first == next);
+            bool const full = rows.last - rows.first + 1 == packing.queries_per_slab;
+            REQUIRE((full || rows.last == seqlen - 1));
+            next = rows.last + 1;
+          }
+          REQUIRE(tile.last == next - 1);
+        }
+        REQUIRE(next == seqlen);
+        QueryRange const behind = query_range(packing, slabs, tiles, seqlen);
+        REQUIRE(behind.last < behind.first);
+      }
+    }
+  }
 }
 
 TEST_CASE("block_range: blocks that must not cross a page begin at a multiple of its boxes in memory") {

@@ -275,7 +275,7 @@ TEST_CASE("plan: heads are packed where tiles would be mostly idle, and only the
                        {"a full tile of queries has no idle rows", rows, 32, 8, 1},
                        {"a long prompt saves too little", 128 * rows + 1, 32, 8, 1}}) {
     CAPTURE(c.why);
-    Problem const p = problem(1, c.seqlen_q, 1000, c.heads_q, c.heads_k, 128, true);
+    Problem const p = problem(1, c.seqlen_q, std::max(1000, c.seqlen_q), c.heads_q, c.heads_k, 128, true);
     Plan const made = plan(p, card(132));
     CHECK(made.packed_heads == c.packed);
     std::int64_t const queries_per_tile = slabs_of(made.tile) * (rows_of_slab(made.tile) / c.packed);

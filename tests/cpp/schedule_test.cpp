@@ -107,7 +107,7 @@ AttentionParams params_of(Call& call, KernelPlan const& kernel) {
     int const queries = p.packing.queries_per_slab * slabs_of(kernel.tile);
     p.scheduler = make_scheduler_params(call.problem.batch, call.problem.heads_q / call.plan.packed_heads,
                                         ceil_div(call.problem.seqlen_q, queries), call.plan.heads_per_pass,
-                                        call.problem.mask.right != kUnlimited, kernel.ctas);
+                                        first_tiles_are_shortest(call.problem.mask), kernel.ctas);
   }
   return p;
 }
@@ -435,8 +435,8 @@ std::string coverage_fault(Call const& call, KernelPlan const& kernel, Attention
         call.plan.kernels.size() == 1 || (sequence.len.q <= few) == (kernel.family == KernelFamily::kDecode);
     if (!mine || !params.takes(sequence)) { continue; }
     for (int m = 0; m * queries < sequence.len.q; ++m) {
-      int const last_row = std::min((m + 1) * queries, sequence.len.q) - 1;
-      BlockRange const all = block_range(call.problem.mask, m * queries, last_row, sequence.len, kernel.tile.keys,
+      QueryRange const rows = query_range(params.packing, slabs_of(kernel.tile), m, sequence.len.q);
+      BlockRange const all = block_range(call.problem.mask, rows.first, rows.last, sequence.len, kernel.tile.keys,
                                          {call.page_unit, sequence.k_row});
       for (int head = 0; head < groups; ++head) {
         ++expected;
@@ -482,7 +482,7 @@ std::string slot_fault(std::vector<Done> const& done) {
 std::string combine_fault(Call& call, KernelPlan const& kernel, std::map<TileName, std::vector<Part>> const& tiles) {
   SplitCombineTask task;
   task.schedule = schedule_of(call, kernel);
-  task.queries_per_slab = rows_of_slab(kernel.tile) / call.plan.packed_heads;
+  task.packing = make_packing(call.plan.packed_heads, rows_of_slab(kernel.tile));
   task.slabs = slabs_of(kernel.tile);
   task.cluster = cluster_params(call.plan, kernel, call.problem.heads_q, call.metadata.data());
   bool const by_tile = call.plan.fixed_splits || task.cluster.on();
@@ -1075,7 +1075,7 @@ TEST_CASE("schedule: damaged metadata leads to no place outside, no slot outside
       SplitCombineTask task;
       task.schedule = params.schedule;
       task.cluster = params.cluster;
-      task.queries_per_slab = params.packing.queries_per_slab;
+      task.packing = params.packing;
       task.slabs = slabs_of(kernel.tile);
       auto const candidates = call.plan.fixed_splits ? kernel.most_tiles : kernel.partial_slots / 2 - 1;
       for (int candidate = 0; candidate < candidates; ++candidate) {
@@ -1085,7 +1085,7 @@ TEST_CASE("schedule: damaged metadata leads to no place outside, no slot outside
         REQUIRE(from == WorkFrom::kSchedule);  // others leave nothing to merge
         REQUIRE((tile.place < call.problem.batch && tile.parts >= 1));
         REQUIRE((tile.head >= 0 && tile.head < params.schedule.head_groups.divisor));
-        REQUIRE((tile.m >= 0 && tile.m * task.queries_per_slab * task.slabs < sequence.len.q));
+        REQUIRE((tile.m >= 0 && tile.m * task.packing.queries_per_slab * task.slabs < sequence.len.q));
         for (int part : {0, tile.parts - 1}) {
           REQUIRE((tile.slot(part) >= 0 && tile.slot(part) < kernel.partial_slots));
         }

@@ -93,7 +93,7 @@ def work_of(q_lengths: Any, k_lengths: Any, mask: Mask, shapes: Shapes) -> Work:
     def of(shape: Shape, splits: bool) -> tuple[np.ndarray, np.ndarray]:
         tiles = -(-queries // shape.queries)
         units = blocks_of_tile(
-            mask, queries, keys, (tiles - 1) * shape.queries, queries - 1, shape.keys
+            mask, queries, keys, np.maximum(queries - shape.queries, 0), queries - 1, shape.keys
         )  # the last tile
         if shapes.split_keys:
             units = -(-units // (shapes.split_keys // shape.keys)) if splits else np.ones_like(units)

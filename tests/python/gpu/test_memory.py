@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import math
 
 import pytest
 
@@ -99,8 +101,8 @@ def test_a_given_lse_is_filled_when_it_is_not_returned():
     require_same(case, "without softmax_lse", (without, expected), (out, expected))
 
 
-def queries_of_a_tile(case: Case) -> int:
-    """Consecutive queries that share a tile, from the plan."""
+def tiles_of(case: Case) -> list[slice]:
+    """The queries of each tile, from the plan: the first tile has the slabs that are left over."""
     plan = hopper_attention.plan(
         dtype=support.DTYPES[case.dtype],
         head_dim=case.dims[0],
@@ -118,7 +120,10 @@ def queries_of_a_tile(case: Case) -> int:
         num_splits=1,
     )
     slab = min(plan.tile.rows, 64)
-    return plan.tile.rows // slab * (slab // plan.packed_heads)
+    slabs, queries = plan.tile.rows // slab, slab // plan.packed_heads
+    count = math.ceil(case.seqlen_q / queries)
+    ends = [*range(count, 0, -slabs), 0][::-1]  # in slabs, from the last tile, which is full
+    return [slice(a * queries, min(b * queries, case.seqlen_q)) for a, b in itertools.pairwise(ends)]
 
 
 POISONED = [
@@ -148,10 +153,8 @@ def test_keys_that_a_tile_cannot_see_never_reach_it(case, kernel):
     begin, end = gates.visible_intervals(
         case.seqlen_q, case.seqlen_k, causal=case.causal, window_size=case.window, attention_chunk=case.chunk
     )
-    step = queries_of_a_tile(case)
     hidden_somewhere = False
-    for first in range(0, case.seqlen_q, step):
-        rows = slice(first, min(first + step, case.seqlen_q))
+    for rows in tiles_of(case):
         seen = end[rows] > begin[rows]
         low, high = (int(begin[rows][seen].min()), int(end[rows][seen].max())) if bool(seen.any()) else (0, 0)
         hidden_somewhere |= low > 0 or high < case.seqlen_k
