@@ -149,19 +149,21 @@ enum PlaceOfSequences : std::size_t {
 };
 
 enum PlaceOfPacked : std::size_t { kCuSeqlensK = kSequenceArguments, kSequsedQ, kMaxSeqlenK, kPackedArguments };
-enum PlaceOfCache : std::size_t { kCacheBatchIdx = kSequenceArguments, kCacheLeftpad, kNew, kCacheArguments };
-
-// In the tuple of what is appended.
-enum PlaceOfNew : Py_ssize_t {
+enum PlaceOfCache : std::size_t {
+  kCacheBatchIdx = kSequenceArguments,
+  kCacheLeftpad,
   kNewK,
   kNewV,
-  kRotaryCos,
-  kRotarySin,
   kCuSeqlensKNew,
-  kRotarySeqlens,
-  kRotaryInterleaved,
-  kNewArguments,
+  kRotary,
+  kCacheArguments,
 };
+
+// Beyond 30 arguments Python makes a call by way of a list.
+static_assert(kCacheArguments <= 30 && kPackedArguments <= 30);
+
+// In the tuple of rotary embedding.
+enum PlaceOfRotary : Py_ssize_t { kRotaryCos, kRotarySin, kRotarySeqlens, kRotaryInterleaved, kRotaryArguments };
 
 using Given = std::span<PyObject* const>;
 
@@ -224,39 +226,52 @@ Arguments read_cache(Reader& reader, Given given) {
   return args;
 }
 
-// Into `made` what is appended to the cache of `args`, and into `args` what attention has to know of it.
-void read_new(Reader& reader, PyObject* given, Arguments& args, AppendArguments& made) {
-  auto const item = [given](PlaceOfNew place) { return PyTuple_GetItem(given, place); };
-  if (!PyTuple_CheckExact(given) || PyTuple_Size(given) != kNewArguments) {
+bool appends(Given given) {
+  if (given[kNewK] != Py_None || given[kNewV] != Py_None) { return true; }
+  PyObject* const rotary = given[kRotary];
+  if (rotary == Py_None) { return false; }
+  // Without new keys it is wrong, unless it only says how elements would be paired.
+  return !PyTuple_CheckExact(rotary) || PyTuple_Size(rotary) != kRotaryArguments ||
+         PyTuple_GetItem(rotary, kRotaryCos) != Py_None || PyTuple_GetItem(rotary, kRotarySin) != Py_None;
+}
+
+// Into `made` how what is appended to the cache of `args` is rotated.
+void read_rotary(Reader& reader, PyObject* given, Arguments const& args, AppendArguments& made) {
+  if (!PyTuple_CheckExact(given) || PyTuple_Size(given) != kRotaryArguments) {
     reader.refuse();
     return;
   }
-  reader.read(item(kNewK), made.k_new);
-  reader.read(item(kNewV), made.v_new);
+  auto const item = [given](PlaceOfRotary place) { return PyTuple_GetItem(given, place); };
+  made.rotary_interleaved = reader.flag(item(kRotaryInterleaved));
+  reader.read(item(kRotaryCos), made.rotary_cos);
+  reader.read(item(kRotarySin), made.rotary_sin);
+  if (made.rotary_cos.given() != made.rotary_sin.given()) { reader.refuse(); }
+  if (!made.rotary_cos.given()) { return; }
+  reader.read(item(kRotarySeqlens), made.rotary_seqlens);
+  made.rotate_q_per_position =
+      args.causal || args.attention_chunk != 0 || args.window_left != -1 || args.window_right != -1;
+}
+
+// Into `made` what is appended to the cache of `args`, and into `args` what attention has to know of it.
+void read_new(Reader& reader, Given given, Arguments& args, AppendArguments& made) {
+  reader.read(given[kNewK], made.k_new);
+  reader.read(given[kNewV], made.v_new);
   made.k_cache = args.k;
   made.v_cache = args.v;
   made.seqused_k = args.seqused_k;
   made.seqused_k_all = args.seqused_k_all;
-  reader.read(item(kCuSeqlensKNew), made.cu_seqlens_k_new);
+  reader.read(given[kCuSeqlensKNew], made.cu_seqlens_k_new);
   made.page_table = args.page_table;
   made.cache_batch_idx = args.cache_batch_idx;
-  made.rotary_interleaved = reader.flag(item(kRotaryInterleaved));
-  reader.read(item(kRotaryCos), made.rotary_cos);
-  reader.read(item(kRotarySin), made.rotary_sin);
   made.q = args.q;
   made.cu_seqlens_q = args.cu_seqlens_q;
-  if (made.rotary_cos.given()) {
-    reader.read(item(kRotarySeqlens), made.rotary_seqlens);
-    made.rotate_q_per_position =
-        args.causal || args.attention_chunk != 0 || args.window_left != -1 || args.window_right != -1;
-  }
+  if (given[kRotary] != Py_None) { read_rotary(reader, given[kRotary], args, made); }
   args.cu_seqlens_k_new = made.cu_seqlens_k_new;
   if (!args.cu_seqlens_k_new.given()) {
     if (made.k_new.rank != 4) { reader.refuse(); }
     args.seqlen_k_new = made.k_new.shape[1];
   }
-  if (!made.k_new.given() || !made.v_new.given() || made.rotary_cos.given() != made.rotary_sin.given() ||
-      !(made.seqused_k.given() || made.seqused_k_all >= 0)) {
+  if (!made.k_new.given() || !made.v_new.given() || !(made.seqused_k.given() || made.seqused_k_all >= 0)) {
     reader.refuse();
   }
 }
@@ -339,7 +354,7 @@ PyObject* attend_cache(PyObject* /*module*/, PyObject* const* args, Py_ssize_t c
   Given const given(args, kCacheArguments);
   return attend(given, [&](Reader& reader, std::optional<AppendArguments>& appended) {
     Arguments read = read_cache(reader, given);
-    if (given[kNew] != Py_None) { read_new(reader, given[kNew], read, appended.emplace()); }
+    if (appends(given)) { read_new(reader, given, read, appended.emplace()); }
     return read;
   });
 }
@@ -362,9 +377,9 @@ void bind_attend(nb::module_& module) {
              "attend_cache(q, k_cache, v_cache, softmax_scale, causal, window_size, attention_chunk, softcap, "
              "num_splits, sm_margin, return_lse, s_aux, out, softmax_lse, batch_invariant, workspace, cu_seqlens_q, "
              "cache_seqlens, page_table, max_seqlen_q, cp_world_size, cp_rank, cp_tot_seqused_k, scheduler_metadata, "
-             "cache_batch_idx, cache_leftpad, new, /)\n--\n\n"
-             "flash_attn_with_kvcache; as attend_dense. new: None, or (k, v, rotary_cos, rotary_sin, "
-             "cu_seqlens_k_new, rotary_seqlens, rotary_interleaved)."),
+             "cache_batch_idx, cache_leftpad, k, v, cu_seqlens_k_new, rotary, /)\n--\n\n"
+             "flash_attn_with_kvcache; as attend_dense. rotary: (rotary_cos, rotary_sin, rotary_seqlens, "
+             "rotary_interleaved), or None, which is (None, None, None, True)."),
   };
   add_functions(module, methods);
 }

@@ -13,7 +13,11 @@ nb::object call(PyObject* function, std::initializer_list<PyObject*> args) {
   return nb::steal(result);
 }
 
-bool is_watched() { return nb::cast<int>(call(torch.dispatch_modes)) != 0 || !call(torch.transform).is_none(); }
+bool is_watched() {
+  int const has_modes = PyObject_IsTrue(call(torch.dispatch_modes).ptr());
+  if (has_modes < 0) { throw nb::python_error(); }
+  return has_modes != 0 || !call(torch.transform).is_none();
+}
 
 namespace {
 

@@ -185,9 +185,9 @@ def attend_dense(q, k, v, softmax_scale, causal, window_size, attention_chunk, s
 def attend_packed(q, k, v, softmax_scale, causal, window_size, attention_chunk, softcap, num_splits, sm_margin, return_lse, s_aux, out, softmax_lse, batch_invariant, workspace, cu_seqlens_q, seqused_k, page_table, max_seqlen_q, cp_world_size, cp_rank, cp_tot_seqused_k, scheduler_metadata, cu_seqlens_k, seqused_q, max_seqlen_k, /):
     """flash_attn_varlen_func; as attend_dense."""
 
-def attend_cache(q, k_cache, v_cache, softmax_scale, causal, window_size, attention_chunk, softcap, num_splits, sm_margin, return_lse, s_aux, out, softmax_lse, batch_invariant, workspace, cu_seqlens_q, cache_seqlens, page_table, max_seqlen_q, cp_world_size, cp_rank, cp_tot_seqused_k, scheduler_metadata, cache_batch_idx, cache_leftpad, new, /):
+def attend_cache(q, k_cache, v_cache, softmax_scale, causal, window_size, attention_chunk, softcap, num_splits, sm_margin, return_lse, s_aux, out, softmax_lse, batch_invariant, workspace, cu_seqlens_q, cache_seqlens, page_table, max_seqlen_q, cp_world_size, cp_rank, cp_tot_seqused_k, scheduler_metadata, cache_batch_idx, cache_leftpad, k, v, cu_seqlens_k_new, rotary, /):
     """
-    flash_attn_with_kvcache; as attend_dense. new: None, or (k, v, rotary_cos, rotary_sin, cu_seqlens_k_new, rotary_seqlens, rotary_interleaved).
+    flash_attn_with_kvcache; as attend_dense. rotary: (rotary_cos, rotary_sin, rotary_seqlens, rotary_interleaved), or None, which is (None, None, None, True).
     """
 
 def plain_arguments(arguments, /):

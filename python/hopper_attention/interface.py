@@ -409,7 +409,9 @@ def flash_attn_with_kvcache(
     before it, but that a workspace cannot be allocated.
     """
     if not watching.is_traced() and qv is None:
-        appends = k is not None or v is not None or rotary_cos is not None or rotary_sin is not None
+        rotary = None
+        if rotary_cos is not None or rotary_sin is not None or rotary_interleaved is not True:
+            rotary = (rotary_cos, rotary_sin, rotary_seqlens, rotary_interleaved)
         done = _core.attend_cache(
             q,
             k_cache,
@@ -437,7 +439,10 @@ def flash_attn_with_kvcache(
             scheduler_metadata,
             cache_batch_idx,
             cache_leftpad,
-            (k, v, rotary_cos, rotary_sin, cu_seqlens_k_new, rotary_seqlens, rotary_interleaved) if appends else None,
+            k,
+            v,
+            cu_seqlens_k_new,
+            rotary,
         )
         if done is not None:
             return done

@@ -21,7 +21,23 @@ void check(cudaError_t error, char const* what) {
   }
 }
 
+namespace {
+
+// Then it is always current. Asking which device is costs 32 ns on an H200's host.
+bool is_only_device() {
+  static bool const only = [] {
+    int count = 0;
+    bool const known = cudaGetDeviceCount(&count) == cudaSuccess;
+    if (!known) { cudaGetLastError(); }
+    return known && count == 1;
+  }();
+  return only;
+}
+
+}  // namespace
+
 DeviceGuard::DeviceGuard(int device) {
+  if (device == 0 && is_only_device()) { return; }
   check(cudaGetDevice(&before_), "cudaGetDevice");
   if (device != before_) { check(cudaSetDevice(device), "cudaSetDevice"); }
   changed_ = device != before_;

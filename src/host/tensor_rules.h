@@ -87,20 +87,36 @@ std::array<std::int64_t, kCount> spanned_bytes(Call const& call, std::array<Name
   return bytes;
 }
 
-// The first kWritten of `members` share no byte with each other or with any that follows. Address ranges rarely cross;
-// only then elements are looked at.
-template <std::size_t kWritten, class Call, std::size_t kCount>
-void require_written_apart(Call const& call, std::array<NamedMember<Call>, kCount> const& members,
-                           std::array<std::int64_t, kCount> const& bytes) {
+// Calls `found(j, i)` where member i crosses the address range of j, one of the first kWritten and before i.
+template <std::size_t kWritten, class Call, std::size_t kCount, class Found>
+[[gnu::always_inline]] inline void for_each_crossing(Call const& call,
+                                                     std::array<NamedMember<Call>, kCount> const& members,
+                                                     std::array<std::int64_t, kCount> const& bytes,
+                                                     Found const& found) {
+  static_assert(kCount <= 32, "to be unrolled: members then are offsets in the code");
   std::array<AddressRange, kWritten> written{};
+#pragma GCC unroll 32
   for (std::size_t i = 0; i < kCount; ++i) {
     if (bytes[i] == 0) { continue; }
     AddressRange const range = address_range(call.*members[i].tensor, bytes[i]);
-    for (std::size_t j = 0; j < std::min(i, kWritten); ++j) {
-      if (range.crosses(written[j])) { require_disjoint(members[j].of(call), members[i].of(call)); }
+#pragma GCC unroll 4
+    for (std::size_t j = 0; j < kWritten; ++j) {
+      if (j < i && range.crosses(written[j])) { found(j, i); }
     }
     if (i < kWritten) { written[i] = range; }
   }
+}
+
+// The first kWritten of kMembers share no byte with each other or with any that follows. Address ranges rarely cross;
+// only then elements are looked at.
+template <auto const& kMembers, std::size_t kWritten, class Call, class Bytes>
+void require_written_apart(Call const& call, Bytes const& bytes) {
+  bool crossed = false;
+  for_each_crossing<kWritten>(call, kMembers, bytes, [&](std::size_t, std::size_t) { crossed = true; });
+  if (!crossed) { return; }
+  for_each_crossing<kWritten>(call, kMembers, bytes, [&](std::size_t j, std::size_t i) {
+    require_disjoint(kMembers[j].of(call), kMembers[i].of(call));
+  });
 }
 
 }  // namespace hopper_attention

@@ -137,7 +137,7 @@ CallBytes spanned_bytes(Arguments const& args) { return spanned_bytes(args, kMem
 
 // Nothing that is written is also read, or written in another place.
 void check_overlaps(Arguments const& args, CallBytes const& bytes) {
-  require_written_apart<kWritten>(args, kMembers, bytes);
+  require_written_apart<kMembers, kWritten>(args, bytes);
 }
 
 Problem validate(Arguments const& args) {

@@ -220,12 +220,8 @@ constexpr auto members_with(Member... written) {
 }
 
 constexpr auto kMembers = members_with(kRotated, kKeys, kValues);
-
-// With one of the caches.
-template <class Members>
-void require_cache_apart(AppendArguments const& args, Members const& members) {
-  require_written_apart<2>(args, members, spanned_bytes(args, members));
-}
+constexpr auto kWithoutValues = members_with(kRotated, kKeys);
+constexpr auto kWithoutKeys = members_with(kRotated, kValues);
 
 }  // namespace
 
@@ -234,10 +230,10 @@ AppendBytes spanned_bytes(AppendArguments const& args) { return spanned_bytes(ar
 void check_overlaps(AppendArguments const& args, AppendBytes const& bytes) {
   AddressRange const keys = address_range(args.k_cache, bytes[1]);
   if (keys.crosses(address_range(args.v_cache, bytes[2])) && are_same_pages(args)) {
-    require_cache_apart(args, members_with(kRotated, kKeys));
-    require_cache_apart(args, members_with(kRotated, kValues));
+    require_written_apart<kWithoutValues, 2>(args, spanned_bytes(args, kWithoutValues));
+    require_written_apart<kWithoutKeys, 2>(args, spanned_bytes(args, kWithoutKeys));
   } else {
-    require_written_apart<3>(args, kMembers, bytes);
+    require_written_apart<kMembers, 3>(args, bytes);
   }
 }
 

@@ -106,18 +106,21 @@ def kvcache_out(
     left, right, chunk, margin, world, rank = DEFAULTS if options is None else options
     if max_seqlen_q < 0:
         max_seqlen_q = None
+    k, v, rotary_cos, rotary_sin, cu_seqlens_k_new, rotary_seqlens = new
     done = None
     if qv is None:
+        rotary = None
+        if new is not NOTHING_NEW:
+            rotary = (rotary_cos, rotary_sin, rotary_seqlens, flags & HALVES == 0)
         done = _core.attend_cache(
             q, k_cache, v_cache, softmax_scale, flags & CAUSAL != 0, (left, right), chunk, softcap, num_splits, margin,
             flags & LSE != 0, s_aux, out, softmax_lse, flags & INVARIANT != 0, workspace, cu_seqlens_q, cache_seqlens,
             page_table, max_seqlen_q, world, rank, cp_tot_seqused_k, scheduler_metadata, cache_batch_idx,
-            cache_leftpad, None if new is NOTHING_NEW else (*new, flags & HALVES == 0),
+            cache_leftpad, k, v, cu_seqlens_k_new, rotary,
         )  # fmt: skip
     if done is None:
         if only_quick:
             return NOT_TAKEN
-        k, v, rotary_cos, rotary_sin, cu_seqlens_k_new, rotary_seqlens = new
         done = interface.flash_attn_with_kvcache(
             q, k_cache, v_cache, k, v, qv, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx, cache_leftpad,
             page_table, cu_seqlens_q, cu_seqlens_k_new, max_seqlen_q, rotary_seqlens, q_descale, k_descale, v_descale,
