@@ -138,10 +138,6 @@ struct AttentionTraits {
   static constexpr int kPartsEnds = kDecode ? kEndFloats * kMostCluster * kMergeRows : 1;
   static constexpr int kBarrierBytes =  // and work items
       kPartsEnds * 4 + (kSwapped ? 768 + 256 + 4 * kElementsP : 1024);
-  // How many items the scheduler is ahead. Items of one query are short, and what each slab visits takes the scheduler
-  // as long as the rest of an item. Elsewhere fewer: where CTAs draw their tiles, each one ahead is one that no other
-  // CTA can take, and the values' warp of paged keys may be no further ahead of the slots of O.
-  static constexpr int kWorkSlots = kDecode || (kSkips && !kListed) ? 4 : 2;
   // Where there is room for a second Q, the next tile's is loaded early, and O takes the place of its tile's Q.
   // Elsewhere O takes slots of the ring, which the producers leave free in front of the next tile's keys. Tiles of a
   // cluster merge O in a buffer of its own.
@@ -151,6 +147,11 @@ struct AttentionTraits {
   static constexpr int kQueryBuffers = kRoomForTwo && !kDecode ? 2 : 1;
   static constexpr int kSlabsOfSlot = max_of(1, kSlotElements / kSlabElementsO);
   static constexpr int kOutputSlots = kDecode || kQueryBuffers == 2 ? 0 : ceil_div(kConsumerWarpgroups, kSlabsOfSlot);
+  // How many items the scheduler is ahead. Items of one query are short, and those of dense calls nobody else could
+  // take. Where CTAs draw their tiles, each one ahead is one that no other CTA can take; one more than two is needed
+  // where a first tile of few slabs is done before the next has been drawn and its keys have come (causal 512 with head
+  // dim 64: 1.03 of the speed). The values' warp of paged keys may be no further ahead of the slots of O.
+  static constexpr int kWorkSlots = kDecode || !kListed ? 4 : kSkips && kOutputSlots == 0 ? 3 : 2;
   // Of the schedule, how many places are near at a time. Those of few queries have one tile for each head, so that the
   // next item is mostly in another place.
   using Source = WorkSource<kDecode || kConsumerWarpgroups == 3 ? 1 : 32>;
