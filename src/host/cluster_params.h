@@ -7,12 +7,8 @@
 
 namespace hopper_attention {
 
-// Whether the thread blocks of clusters look at the schedule of the step.
-inline bool reads_schedule(Plan const& plan, ClusterParams const& p) {
-  return plan.listed && (p.size > 0 || p.by_schedule);
-}
-
-inline ClusterParams cluster_params(Plan const& plan, KernelPlan const& kernel, int heads_q, int* metadata) {
+// All but where the schedule of the step lies.
+inline ClusterParams cluster_params(Plan const& plan, KernelPlan const& kernel, int heads_q) {
   // A cluster that takes a tile of so many blocks of keys for each of its thread blocks is done before others could
   // help.
   constexpr int kFewBlocks = 4;
@@ -29,8 +25,12 @@ inline ClusterParams cluster_params(Plan const& plan, KernelPlan const& kernel, 
   p.fetches_early = p.on() && p.size == 1 && p.of_tile == 1 && p.tiles > p.at_once && !plan.makes_schedule;
   p.ctas_of_tile = FastDivmod(max_of(1, p.size) * p.of_tile);
   p.tiles_of_sequence = FastDivmod(heads_q / plan.packed_heads);
-  p.metadata = reads_schedule(plan, p) ? metadata : nullptr;
   return p;
+}
+
+// For those whose thread blocks look at it.
+inline void set_metadata(ClusterParams& p, Plan const& plan, int* metadata) {
+  if (plan.listed && (p.size > 0 || p.by_schedule)) { p.metadata = metadata; }
 }
 
 }  // namespace hopper_attention

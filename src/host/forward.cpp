@@ -10,6 +10,7 @@
 #include <iostream>
 #include <memory>
 #include <optional>
+#include <type_traits>
 #include <utility>
 
 #include "hopper_attention/append.h"
@@ -169,6 +170,8 @@ struct KnownAppend {
   AppendBytes bytes{};                 // of args
   std::optional<AppendLaunch> launch;  // none before the first
 };
+
+static_assert(std::is_trivially_destructible_v<KnownAppend>);
 
 // As validate(), which sees a call of this thread that is like the last one no second time. Valid until the next call.
 KnownAppend& check(AppendArguments const& args) {

@@ -258,7 +258,6 @@ int queries_per_box(KernelPlan const& kernel, Problem const& problem, Packing co
 // All but what tensors say.
 AttentionParams attention_params(Plan const& plan, KernelPlan const& kernel, Problem const& problem) {
   Packing const packing = packing_of(plan, kernel);
-  bool const longest_last = first_tiles_are_shortest(problem.mask);
   AttentionParams p{};
   p.load.pages = page_params(kernel.tile, problem);
   p.load.groups_per_head_k = FastDivmod(problem.heads_q / problem.heads_k / plan.packed_heads);
@@ -272,7 +271,7 @@ AttentionParams attention_params(Plan const& plan, KernelPlan const& kernel, Pro
   p.listed = plan.listed;
   p.least_queries = kernel.least_queries;
   p.most_queries = kernel.most_queries;
-  p.cluster = cluster_params(plan, kernel, problem.heads_q, nullptr);
+  p.cluster = cluster_params(plan, kernel, problem.heads_q);
   if (p.cluster.on()) {
     // All else follows from the index of a block.
   } else if (plan.listed) {
@@ -282,8 +281,8 @@ AttentionParams attention_params(Plan const& plan, KernelPlan const& kernel, Pro
   } else {
     int const queries_per_tile = packing.queries_per_slab * slabs_of(kernel.tile);
     p.scheduler = make_scheduler_params(problem.batch, problem.heads_q / plan.packed_heads,
-                                        ceil_div(problem.seqlen_q, queries_per_tile), plan.heads_per_pass, longest_last,
-                                        kernel.ctas);
+                                        ceil_div(problem.seqlen_q, queries_per_tile), plan.heads_per_pass,
+                                        first_tiles_are_shortest(problem.mask), kernel.ctas);
   }
   if (problem.keys == KeyLayout::kPaged) { p.alignment.unit = p.load.pages.box_keys; }
   return p;
@@ -340,7 +339,7 @@ std::optional<CombineLaunch> combine_launch(Plan const& plan, Problem const& pro
     task.schedule = schedule_params(plan, kernel, problem);
     task.packing = packing_of(plan, kernel);
     task.slabs = slabs_of(kernel.tile);
-    task.cluster = cluster_params(plan, kernel, problem.heads_q, nullptr);
+    task.cluster = cluster_params(plan, kernel, problem.heads_q);
     task.candidates =
         static_cast<int>(plan.fixed_splits || task.cluster.on() ? kernel.most_tiles : kernel.partial_slots / 2 - 1);
     candidates += task.candidates;
@@ -401,7 +400,7 @@ LaunchShape on_device(LaunchShape shape, int device) {
 void set_schedule(ScheduleParams& schedule, ClusterParams& cluster, Plan const& plan, Problem const& problem,
                   int* metadata) {
   if (plan.listed && problem.ragged && !cluster.on()) { schedule.metadata = metadata; }
-  if (reads_schedule(plan, cluster)) { cluster.metadata = metadata; }
+  set_metadata(cluster, plan, metadata);
 }
 
 void start_kernel(KernelLaunch const& launch, Plan const& plan, Problem const& problem, Arguments const& args,

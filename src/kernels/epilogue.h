@@ -196,7 +196,7 @@ struct CollectiveEpilogue {
     sync_warpgroup(warpgroup);
     int const queries = work.queries.last + 1 - rows.first_query;
     bool const all_exist = queries >= params.packing.queries_per_slab;
-    // Slabs that have some of their queries are the last of their sequence.
+    // A slab with only some of its queries is the last of its sequence.
     if (p.out_by_tma && (all_exist || (p.clip_by_tma && queries > 0))) {
       if (thread == 0) {
         CUTE_UNROLL

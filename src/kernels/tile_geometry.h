@@ -54,7 +54,7 @@ struct QueryRange {
 // Those that tile `m` holds, in tiles of `slabs`; last is an existing query, before first if there are none. The first
 // tile has the slabs that are left over, since of all tiles it is the one that a causal mask leaves the fewest keys.
 HA_HOST_DEVICE constexpr QueryRange query_range(Packing const& packing, int slabs, int m, int seqlen_q) {
-  int missing = 0;  // slabs of the first tile
+  int missing = 0;  // slabs that the first tile lacks
   if (slabs > 1) {
     int const count = packing.slab.quotient(seqlen_q + packing.queries_per_slab - 1);
     missing = ceil_div(count, slabs) * slabs - count;

@@ -147,10 +147,10 @@ struct AttentionTraits {
   static constexpr int kQueryBuffers = kRoomForTwo && !kDecode ? 2 : 1;
   static constexpr int kSlabsOfSlot = max_of(1, kSlotElements / kSlabElementsO);
   static constexpr int kOutputSlots = kDecode || kQueryBuffers == 2 ? 0 : ceil_div(kConsumerWarpgroups, kSlabsOfSlot);
-  // How many items the scheduler is ahead. Items of one query are short, and those of dense calls nobody else could
-  // take. Where CTAs draw their tiles, each one ahead is one that no other CTA can take; one more than two is needed
-  // where a first tile of few slabs is done before the next has been drawn and its keys have come (causal 512 with head
-  // dim 64: 1.03 of the speed). The values' warp of paged keys may be no further ahead of the slots of O.
+  // How many items the scheduler is ahead. Items of one query are short; items of dense calls are shared out
+  // beforehand. Where CTAs draw their tiles, each one ahead is one that no other CTA can take: two, and three for tiles
+  // so short that one is done before the next has been drawn and its keys have come (192x128: causal 512 1.03 of the
+  // speed). The values' warp of paged keys may be no further ahead of the slots of O.
   static constexpr int kWorkSlots = kDecode || !kListed ? 4 : kSkips && kOutputSlots == 0 ? 3 : 2;
   // Of the schedule, how many places are near at a time. Those of few queries have one tile for each head, so that the
   // next item is mostly in another place.

@@ -102,7 +102,8 @@ AttentionParams params_of(Call& call, KernelPlan const& kernel) {
   p.listed = call.plan.listed;
   p.least_queries = kernel.least_queries;
   p.most_queries = kernel.most_queries;
-  p.cluster = cluster_params(call.plan, kernel, call.problem.heads_q, call.metadata.data());
+  p.cluster = cluster_params(call.plan, kernel, call.problem.heads_q);
+  set_metadata(p.cluster, call.plan, call.metadata.data());
   if (!call.plan.listed && call.plan.cluster == 0) {
     int const queries = p.packing.queries_per_slab * slabs_of(kernel.tile);
     p.scheduler = make_scheduler_params(call.problem.batch, call.problem.heads_q / call.plan.packed_heads,
@@ -484,7 +485,8 @@ std::string combine_fault(Call& call, KernelPlan const& kernel, std::map<TileNam
   task.schedule = schedule_of(call, kernel);
   task.packing = make_packing(call.plan.packed_heads, rows_of_slab(kernel.tile));
   task.slabs = slabs_of(kernel.tile);
-  task.cluster = cluster_params(call.plan, kernel, call.problem.heads_q, call.metadata.data());
+  task.cluster = cluster_params(call.plan, kernel, call.problem.heads_q);
+  set_metadata(task.cluster, call.plan, call.metadata.data());
   bool const by_tile = call.plan.fixed_splits || task.cluster.on();
   task.candidates = static_cast<int>(by_tile ? kernel.most_tiles : kernel.partial_slots / 2 - 1);
   std::set<TileName> merged;

@@ -150,12 +150,14 @@ def test_every_sequence_has_one_place_the_longest_first(shapes, seed):
     assert {(t, u) for t, u in zip(tiles[size:], units[size:], strict=True)} <= {tuple(before)}
 
 
-def test_units_are_the_blocks_of_the_last_tile():
+def test_units_are_the_blocks_of_a_full_last_tile():
+    """Up to a slab: tiles of several slabs are filled from the end, slab by slab."""
     for mask, (queries, keys) in itertools.product(MASKS.values(), ((1, 50), (2, 9), (13, 40), (20, 5), (7, 0))):
         work = schedule_model.work_of([queries], [keys], mask, SMALL)
         shape, tiles = tiles_of(queries, SMALL)
         assert work.tiles[0] == len(tiles)
-        assert work.units[0] == max(1, len(blocks_seen(mask, queries, keys, tiles[-1], shape.keys)))
+        last = range(max(0, queries - shape.queries), queries)
+        assert work.units[0] == max(1, len(blocks_seen(mask, queries, keys, last, shape.keys)))
 
 
 def test_tiles_are_read_from_the_plan():

@@ -65,14 +65,14 @@ std::vector<Case> make() {
        .keys = std::vector<int>(140, 40)},
       // Slabs that skip blocks, and the third of a tile without queries, for several items of work a thread block.
       {.why = "dense: d 64, causal, slabs that skip, more tiles than run at once",
-       .queries = std::vector<int>(140, 130),
-       .keys = std::vector<int>(140, 150),
+       .queries = std::vector<int>(80, 130),
+       .keys = std::vector<int>(80, 150),
        .head_dim = 64,
        .head_dim_v = 64,
        .causal = true},
       {.why = "dense: d 72, slabs that skip, more tiles than run at once",
-       .queries = std::vector<int>(140, 70),
-       .keys = std::vector<int>(140, 100),
+       .queries = std::vector<int>(80, 70),
+       .keys = std::vector<int>(80, 100),
        .head_dim = 72,
        .head_dim_v = 72},
       {.why = "dense: d 256, chunks, slabs that skip two blocks, more tiles than run at once",
@@ -85,8 +85,8 @@ std::vector<Case> make() {
       mixed("varlen: packed keys", Keys::kPacked, 0),
       but(mixed("varlen: d 64, packed keys, slabs that skip, more tiles than run at once", Keys::kPacked, 0),
           [](Case& c) {
-            c.queries = std::vector<int>(140, 130);
-            c.keys = std::vector<int>(140, 150);
+            c.queries = std::vector<int>(80, 130);
+            c.keys = std::vector<int>(80, 150);
             c.head_dim = c.head_dim_v = 64;
           }),
       but(mixed("varlen: d 256, pages of 16, slabs that skip, more tiles than run at once", Keys::kPaged, 16),
