@@ -1,7 +1,9 @@
 """Compiler launcher for kernel files: `ptxas_gate.py LOG_DIR NVCC ARGS...` runs nvcc and rejects slow machine code.
 
 What ptxas said is kept in LOG_DIR/<unit>.txt. A unit fails if a kernel spills registers, has a stack frame, or has WGMMA
-instructions that ptxas serialised (notes C7510 to C7519, which it prints as mere information), or if ptxas reported nothing.
+instructions that ptxas serialised (notes C7510 to C7519, which it prints as mere information), or if ptxas reported nothing;
+also if the list of its headers (-MF) is gone, as where two builds of a folder run at once and one takes away the other's:
+Ninja would take that for a unit without headers, and never compile it again.
 """
 
 from __future__ import annotations
@@ -77,6 +79,8 @@ def main(log_dir: Path, command: list[str]) -> int:
 
     report = read_report(done.stdout)
     faults = report.faults()
+    if "-MF" in command and not Path(command[command.index("-MF") + 1]).is_file():
+        faults.append("the list of its headers is gone: does another build of this folder run? Build again")
     if faults:
         output.unlink(missing_ok=True)
         sys.stderr.write("\n".join([f"{unit}: rejected", *faults, *report.lines]) + "\n")

@@ -52,6 +52,20 @@ class PtxasGate(unittest.TestCase):
     def test_stack_frame_by_the_gate_alone(self):
         self.rejects("stack_frame", "-v", "functions have a stack frame")
 
+    def test_a_list_of_headers_that_is_gone(self):
+        said = "Compiling entry function 'k' for 'sm_90a' Used 8 registers"
+        writes = f"import sys; open(sys.argv[2], 'w'); print({said!r})"
+        for left in (True, False):
+            with tempfile.TemporaryDirectory() as folder:
+                output, headers = Path(folder) / "unit.cu.o", Path(folder) / "unit.d"
+                if left:
+                    headers.touch()
+                compiler = [sys.executable, "-c", writes, "-o", str(output), "-MF", str(headers)]
+                gate = [sys.executable, str(GATE), folder, *compiler]
+                done = subprocess.run(gate, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60)
+                self.assertEqual((done.returncode == 0, output.exists()), (left, left), done.stdout)
+                self.assertEqual("headers is gone" in done.stdout, not left)
+
     def test_a_silent_ptxas(self):
         self.rejects("good", WARNINGS, "ptxas reported no kernel")
 
