@@ -58,6 +58,13 @@ def test_every_hazard_has_figure_command_and_date():
     )  # fmt: skip
 
 
+def test_what_somebody_has_to_say_of_the_report_stands_under_the_scorecard():
+    report = {**scorecard.load(scorecard.REPORT), "remark": "of other kernels"}
+    assert "of other kernels" in scorecard.page({}, report).split("## Hazards")[0].splitlines()
+    del report["remark"]
+    assert "of other kernels" not in scorecard.page({}, report)
+
+
 def test_every_section_has_what_the_runner_needs():
     pytest.importorskip("torch")
     for name in scorecard.section_names():

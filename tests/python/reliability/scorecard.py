@@ -192,13 +192,15 @@ def page(entries: dict[str, Any], report: dict[str, Any]) -> str:
     tests = f"{report['passed']:,} passed, {report['failed']} failed; {report['judged_calls']:,} calls judged"
     worst = "".join(f"; worst {name} {value:.3g}" for name, value in report["worst"].items())
     lines.append(f"| Tests that need a GPU | {tests}{worst} | `tools/gpu_report` | {when(report)} |")
+    if "remark" in report:  # by hand
+        lines.append(f"\n{report['remark']}")
     failing = {name: entry for name, entry in entries.items() if entry["failures"]}
     tests_failing = [failure["test"] for failure in report.get("failures", ())]
     if failing or tests_failing:
         lines.append("\n## Failures\n")
     if tests_failing:
         named = ", ".join(f"`{name}`" for name in tests_failing[:3])
-        lines.append(f"- `tools/gpu_report`: {len(tests_failing)} tests, {named}. {report.get('remark', '')}".rstrip())
+        lines.append(f"- `tools/gpu_report`: {len(tests_failing)} tests, {named}.")
     if failing:
         for name, entry in sorted(failing.items()):
             first = entry["failures"][0].strip().splitlines()[0][:300]
