@@ -1,5 +1,5 @@
 # libhopper_attention.so from source: host objects and kernel objects, which the C++ tests link as well.
-set(cuda_host_sources append.cpp combine.cpp cuda_launch.cpp launch.cpp tensor_map.cpp warmup.cpp device.cpp)
+set(cuda_host_sources append.cpp combine.cpp cuda_launch.cpp launch.cpp prepare_launches.cpp tensor_map.cpp warmup.cpp device.cpp)
 set(host_only_sources no_cuda.cpp)
 
 file(GLOB host_sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/src/host/*.cpp)

@@ -1,22 +1,14 @@
-// What each kernel is told, and the launches of a call: up to four. What follows from the plan is written once, in
-// prepare_launches(); each call adds what its tensors say.
+// The launches of a call: what prepare_launches() has written down, and what the tensors of this call add to it.
 #include <cuda_runtime.h>
 
-#include <algorithm>
 #include <array>
-#include <cmath>
+#include <cstddef>
 #include <cstdint>
-#include <memory>
-#include <numeric>
-#include <optional>
-#include <vector>
 
 #include "hopper_attention/forward.h"
 #include "host/cluster_params.h"
 #include "host/cuda_launch.h"
-#include "host/kernel_table.h"
-#include "host/launches.h"
-#include "host/require.h"
+#include "host/prepared_launches.h"
 #include "host/schedule_shape.h"
 #include "host/tensor_map.h"
 #include "host/workspace.h"
@@ -72,14 +64,6 @@ bool fits_tma(Tensor const& t) {
   return true;
 }
 
-SoftmaxParams softmax_params(Problem const& problem) {
-  double const log2e = 1.0 / std::log(2.0);
-  // A scale of 0 makes all keys equal; the smallest normal number does the same and keeps -inf * scale defined.
-  double const scale = problem.softmax_scale == 0.0F ? std::ldexp(1.0, -100) : problem.softmax_scale;
-  if (problem.softcap == 0.0F) { return {static_cast<float>(scale * log2e), 0.0F}; }
-  return {static_cast<float>(problem.softcap * log2e), static_cast<float>(scale / problem.softcap)};
-}
-
 int const* integers(Tensor const& t) { return static_cast<int const*>(t.data); }
 
 SequenceParams sequence_params(Problem const& problem, Arguments const& args) {
@@ -114,17 +98,6 @@ RowSource row_source(Tensor const& t) {
   return {t.data, t.stride[0], t.stride[1], t.stride[2], static_cast<int>(t.shape[3])};
 }
 
-PageParams page_params(TileConfig const& tile, Problem const& problem) {
-  // A box has at least as many rows as the swizzle's pattern, or one: then rows are gathered.
-  constexpr int kLeastBoxKeys = 8;
-  PageParams pages;
-  if (problem.keys != KeyLayout::kPaged) { return pages; }
-  pages.size = FastDivmod(problem.page_size);
-  int const box_keys = std::gcd(std::gcd(problem.page_size, tile.keys), 64);
-  pages.box_keys = box_keys < kLeastBoxKeys ? 1 : box_keys;
-  return pages;
-}
-
 void set_tensors(PageParams& pages, Arguments const& args) {
   pages.table = integers(args.page_table);
   pages.stride = args.page_table.stride[0];
@@ -134,15 +107,8 @@ void set_tensors(PageParams& pages, Arguments const& args) {
   pages.v = row_source(args.v);
 }
 
-// What the boxes of a kernel's tensor maps are made of.
-struct BoxShape {
-  TileConfig tile;
-  int packed_heads;
-  int queries;
-};
-
-void set_tensors(LoadParams& load, BoxShape const& box, Arguments const& args) {
-  bool const paged = args.page_table.given();
+void set_tensors(LoadParams& load, BoxShape const& box, Problem const& problem, Arguments const& args) {
+  bool const paged = problem.keys == KeyLayout::kPaged;
   if (paged) { set_tensors(load.pages, args); }
   DataType const dtype = args.q.dtype;
   load.q = make_tensor_map(
@@ -156,40 +122,29 @@ void set_tensors(LoadParams& load, BoxShape const& box, Arguments const& args) {
   }
 }
 
-struct OutputStrides {
-  std::int64_t batch, row, head;
-};
-
-OutputStrides output_strides(Tensor const& out) {
+void set_tensors(ResultParams& results, Problem const& problem, Arguments const& args) {
+  Tensor const& out = args.out;
   int const row = out.rank - 3;  // 0: packed sequences
-  return {row == 0 ? 0 : out.stride[0], out.stride[row], out.stride[row + 1]};
-}
-
-// (B, H, S), or (H, T) of packed sequences.
-OutputStrides lse_strides(Problem const& problem, Arguments const& args) {
+  results.out = out.data;
+  results.out_stride_batch = row == 0 ? 0 : out.stride[0];
+  results.out_stride_row = out.stride[row];
+  results.out_stride_head = out.stride[row + 1];
   std::int64_t const rows = problem.packed_q ? args.q.shape[0] : args.q.shape[1];
-  return {rows * problem.heads_q, 1, rows};
+  results.rows = static_cast<int>(rows);
+  results.lse = static_cast<float*>(args.softmax_lse.data);  // (B, H, S), or (H, T) of packed sequences
+  results.lse_stride_batch = rows * problem.heads_q;
+  results.lse_stride_head = rows;
+  results.sinks = args.sinks.data;
+  results.sinks_type = args.sinks.dtype;
 }
 
 void set_tensors(EpilogueParams& epilogue, BoxShape const& box, Problem const& problem, Arguments const& args) {
-  Tensor const& out = args.out;
-  epilogue.out_by_tma = fits_tma(out);
+  set_tensors(static_cast<ResultParams&>(epilogue), problem, args);
+  epilogue.out_by_tma = fits_tma(args.out);
   if (epilogue.out_by_tma) {
-    epilogue.out = make_tensor_map(
-        {out.data, args.q.dtype, query_map(Batched(out), box.tile.head_dim_v, box.packed_heads, box.queries)});
+    epilogue.out_map = make_tensor_map({args.out.data, args.q.dtype,
+                                        query_map(Batched(args.out), box.tile.head_dim_v, box.packed_heads, box.queries)});
   }
-  epilogue.out_pointer = out.data;
-  OutputStrides const strides = output_strides(out);
-  epilogue.out_stride_batch = strides.batch;
-  epilogue.out_stride_row = strides.row;
-  epilogue.out_stride_head = strides.head;
-  epilogue.lse = static_cast<float*>(args.softmax_lse.data);
-  OutputStrides const lse = lse_strides(problem, args);
-  epilogue.lse_stride_batch = lse.batch;
-  epilogue.lse_stride_head = lse.head;
-  epilogue.sinks = args.sinks.data;
-  epilogue.sinks_type = args.sinks.dtype;
-  epilogue.rows = static_cast<int>(problem.packed_q ? args.q.shape[0] : args.q.shape[1]);
 }
 
 // The workspace: the schedule if this call makes it, then the partial results of each kernel.
@@ -223,71 +178,6 @@ Workspace divide_workspace(Plan const& plan, Problem const& problem, Arguments c
   return parts;
 }
 
-ScheduleParams schedule_params(Plan const& plan, KernelPlan const& kernel, Problem const& problem) {
-  TileShape const shape = tile_shape(kernel.tile, plan.packed_heads, plan.fixed_splits);
-  ScheduleParams p;
-  p.batch = problem.batch;
-  p.places = places_of(plan, kernel);
-  p.alike = sequence_work(shape, problem.mask, {problem.seqlen_q, problem.seqlen_k});
-  int const head_groups = problem.heads_q / plan.packed_heads;
-  p.share = card_share(plan, kernel);
-  p.head_groups = FastDivmod(head_groups);
-  p.ctas = kernel.ctas;
-  p.may_split = kernel.may_split;
-  p.always_split = plan.forces_splits;
-  p.bound_by_memory = kernel.family == KernelFamily::kDecode;
-  p.fixed_splits = plan.fixed_splits;
-  p.least_units = plan.fixed_splits ? 1 : kLeastUnits;
-  p.max_splits = plan.max_splits;
-  p.most_tiles = static_cast<int>(kernel.most_tiles / head_groups);
-  p.most_units = static_cast<int>(kernel.most_units / head_groups);
-  return p;
-}
-
-Packing packing_of(Plan const& plan, KernelPlan const& kernel) {
-  int const rows = rows_of_slab(kernel.tile);
-  return make_packing(plan.packed_heads, cluster_of(plan) > 1 ? std::min(rows, kMostMergeRows) : rows);
-}
-
-int queries_per_box(KernelPlan const& kernel, Problem const& problem, Packing const& packing) {
-  // A tile of few queries brings no more than there are.
-  return kernel.family == KernelFamily::kDecode ? std::min(packing.queries_per_slab, std::max(1, problem.seqlen_q))
-                                                : packing.queries_per_slab;
-}
-
-// All but what tensors say.
-AttentionParams attention_params(Plan const& plan, KernelPlan const& kernel, Problem const& problem) {
-  Packing const packing = packing_of(plan, kernel);
-  AttentionParams p{};
-  p.load.pages = page_params(kernel.tile, problem);
-  p.load.groups_per_head_k = FastDivmod(problem.heads_q / problem.heads_k / plan.packed_heads);
-  p.load.query_rows = static_cast<std::uint32_t>(plan.packed_heads * queries_per_box(kernel, problem, packing));
-  p.load.queries_per_slab = packing.queries_per_slab;
-  p.epilogue.clip_by_tma = !problem.ragged;
-  p.epilogue.head_dim_v = problem.head_dim_v;
-  p.softmax = softmax_params(problem);
-  p.packing = packing;
-  p.mask = problem.mask;
-  p.listed = plan.listed;
-  p.least_queries = kernel.least_queries;
-  p.most_queries = kernel.most_queries;
-  p.cluster = cluster_params(plan, kernel, problem.heads_q);
-  if (p.cluster.on()) {
-    // All else follows from the index of a block.
-  } else if (plan.listed) {
-    p.schedule = schedule_params(plan, kernel, problem);
-    p.sharing = problem.heads_q / problem.heads_k / plan.packed_heads;
-    p.keys_in_l2 = plan.keys_in_l2;
-  } else {
-    int const queries_per_tile = packing.queries_per_slab * slabs_of(kernel.tile);
-    p.scheduler = make_scheduler_params(problem.batch, problem.heads_q / plan.packed_heads,
-                                        ceil_div(problem.seqlen_q, queries_per_tile), plan.heads_per_pass,
-                                        first_tiles_are_shortest(problem.mask), kernel.ctas);
-  }
-  if (problem.keys == KeyLayout::kPaged) { p.alignment.unit = p.load.pages.box_keys; }
-  return p;
-}
-
 void launch_schedule(ScheduleKernelParams params, int device, Stream stream) {
   ScheduleGrid const grid = schedule_grid(params.sequences.batch);
   launch_kernel(schedule_function(grid.ctas),
@@ -296,99 +186,6 @@ void launch_schedule(ScheduleKernelParams params, int device, Stream stream) {
                  .threads = grid.threads,
                  .start = Start::kOverlap},
                 &params, stream, "the launch of the schedule kernel failed");
-}
-
-// How the schedule kernel counts tiles.
-struct ScheduledTiles {
-  TileShape prefill;
-  TileShape decode;
-};
-
-ScheduledTiles scheduled_tiles(Problem const& problem, bool fixed_splits) {
-  int const packed = scheduled_packing(problem.heads_q, problem.heads_k);
-  auto const shape = [&](TileUse use) {
-    TileRow const* const row = find_tile(problem.head_dim, problem.head_dim_v, use);
-    require<NotImplemented>(row != nullptr, "head_dim: no kernel holds head dims (", problem.head_dim, ", ",
-                            problem.head_dim_v, ") of q and v");
-    return tile_shape(row->tile, packed, fixed_splits);
-  };
-  return {shape(TileUse::kRagged), shape(few_queries_use(problem.head_dim, problem.head_dim_v, packed, fixed_splits))};
-}
-
-struct CombineLaunch {
-  SplitCombineParams params;
-  std::array<std::size_t, 2> kernels;  // of the plan, whose parts the tasks merge
-  int tasks;
-  LaunchShape shape;
-};
-
-// None where no tile can be in parts.
-std::optional<CombineLaunch> combine_launch(Plan const& plan, Problem const& problem) {
-  CombineLaunch launch{};
-  SplitCombineParams& p = launch.params;
-  p.packed_heads = make_packing(plan.packed_heads).heads;
-  p.dtype = problem.dtype;
-  p.head_dim_v = problem.head_dim_v;
-  int rows = 0;
-  std::int64_t candidates = 0;
-  for (std::size_t i = 0; i < plan.kernels.size(); ++i) {
-    KernelPlan const& kernel = plan.kernels[i];
-    if (!kernel.may_split || kernel.shares_parts) { continue; }
-    launch.kernels[launch.tasks] = i;
-    SplitCombineTask& task = p.task[launch.tasks++];
-    task.schedule = schedule_params(plan, kernel, problem);
-    task.packing = packing_of(plan, kernel);
-    task.slabs = slabs_of(kernel.tile);
-    task.cluster = cluster_params(plan, kernel, problem.heads_q);
-    task.candidates =
-        static_cast<int>(plan.fixed_splits || task.cluster.on() ? kernel.most_tiles : kernel.partial_slots / 2 - 1);
-    candidates += task.candidates;
-    rows = std::max(rows, kernel.partial_rows);
-  }
-  if (candidates == 0) { return std::nullopt; }
-  // Many parts want a block for each row; many rows want few blocks that find nothing to do.
-  constexpr std::int64_t kMostBlocks = 2048;
-  p.rows_per_block =
-      static_cast<int>(std::max<std::int64_t>(1, ceil_div<std::int64_t>(rows * candidates, kMostBlocks)));
-  launch.shape = {
-      .grid = dim3(static_cast<unsigned>(candidates), static_cast<unsigned>(ceil_div(rows, p.rows_per_block))),
-      .threads = kSplitCombineThreads,
-      .start = Start::kOverlap};
-  return launch;
-}
-
-struct KernelLaunch {
-  AttentionParams params;
-  void const* function;
-  LaunchShape shape;
-  BoxShape box;
-  std::size_t kernel;  // of the plan
-};
-
-std::vector<KernelLaunch> kernel_launches(Plan const& plan, Problem const& problem) {
-  std::vector<KernelLaunch> launches;
-  bool decodes = false;
-  bool const decode_first = plan.kernels.size() > 1 && card_share(plan, plan.kernels[1]) == CardShare::kLeaves;
-  for (std::size_t n = 0; n < plan.kernels.size(); ++n) {
-    std::size_t const i = decode_first ? plan.kernels.size() - 1 - n : n;
-    KernelPlan const& kernel = plan.kernels[i];
-    KernelEntry const& entry = find_kernel(kernel.family, plan.dtype, kernel.tile);
-    // Two decode kernels draw from one counter.
-    bool const decodes_again = decodes && kernel.family == KernelFamily::kDecode;
-    KernelLaunch& launch = launches.emplace_back();
-    launch.params = attention_params(plan, kernel, problem);
-    launch.params.wait_at_start = n == 0;  // kernels after it start when it has waited
-    launch.function = entry.function;
-    launch.shape = {.grid = dim3(static_cast<unsigned>(kernel.ctas)),
-                    .threads = entry.threads,
-                    .shared_bytes = entry.shared_bytes,
-                    .start = plan.starts_early && !decodes_again ? Start::kOverlap : Start::kAfter,
-                    .cluster = std::max(1, cluster_of(plan))};
-    launch.box = {kernel.tile, plan.packed_heads, queries_per_box(kernel, problem, launch.params.packing)};
-    launch.kernel = i;
-    decodes = decodes || kernel.family == KernelFamily::kDecode;
-  }
-  return launches;
 }
 
 LaunchShape on_device(LaunchShape shape, int device) {
@@ -406,7 +203,7 @@ void set_schedule(ScheduleParams& schedule, ClusterParams& cluster, Plan const& 
 void start_kernel(KernelLaunch const& launch, Plan const& plan, Problem const& problem, Arguments const& args,
                   SequenceParams const& sequences, Workspace const& workspace, Stream stream) {
   AttentionParams params = launch.params;
-  set_tensors(params.load, launch.box, args);
+  set_tensors(params.load, launch.box, problem, args);
   set_tensors(params.epilogue, launch.box, problem, args);
   params.epilogue.partial = workspace.partial[launch.kernel];
   params.sequences = sequences;
@@ -419,18 +216,7 @@ void start_combine(CombineLaunch const& launch, Plan const& plan, Problem const&
                    SequenceParams const& sequences, Workspace const& workspace, Stream stream) {
   SplitCombineParams p = launch.params;
   p.sequences = sequences;
-  p.out = args.out.data;
-  OutputStrides const out = output_strides(args.out);
-  p.out_stride_batch = out.batch;
-  p.out_stride_row = out.row;
-  p.out_stride_head = out.head;
-  p.lse = static_cast<float*>(args.softmax_lse.data);
-  OutputStrides const lse = lse_strides(problem, args);
-  p.lse_stride_batch = lse.batch;
-  p.lse_stride_head = lse.head;
-  p.sinks = args.sinks.data;
-  p.sinks_type = args.sinks.dtype;
-  p.rows = static_cast<int>(problem.packed_q ? args.q.shape[0] : args.q.shape[1]);
+  set_tensors(p, problem, args);
   for (int i = 0; i < launch.tasks; ++i) {
     SplitCombineTask& task = p.task[i];
     task.partial = workspace.partial[launch.kernels[i]];
@@ -441,20 +227,6 @@ void start_combine(CombineLaunch const& launch, Plan const& plan, Problem const&
 }
 
 }  // namespace
-
-struct Launches {
-  std::optional<ScheduledTiles> schedule;  // where the call makes it
-  std::vector<KernelLaunch> kernels;       // in the order of their start
-  std::optional<CombineLaunch> combine;
-};
-
-std::shared_ptr<Launches const> prepare_launches(Plan const& plan, Problem const& problem) {
-  auto launches = std::make_shared<Launches>();
-  launches->kernels = kernel_launches(plan, problem);
-  if (plan.makes_schedule) { launches->schedule = scheduled_tiles(problem, plan.fixed_splits); }
-  launches->combine = combine_launch(plan, problem);
-  return launches;
-}
 
 void start(Launches const& launches, Plan const& plan, Problem const& problem, Arguments const& args, Stream stream) {
   if (plan.kernel == KernelFamily::kNone) { return; }

@@ -1,4 +1,5 @@
-// Takes the place of device.cpp and launch.cpp in a host-only build: all up to the plan works, the rest says why not.
+// Takes the place of device.cpp and of what launches kernels in a host-only build: all up to the plan works, the rest
+// says why not.
 #include "hopper_attention/append.h"
 #include "hopper_attention/combine.h"
 #include "hopper_attention/forward.h"

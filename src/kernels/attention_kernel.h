@@ -46,7 +46,7 @@ __device__ __forceinline__ void setup_barriers(typename Traits::SharedStorage& s
     init_barrier(shared.landed[s], gathered ? GatherLoader<Traits>::kArrivals : 1);
   }
   for (int s = 0; s < Traits::kWorkSlots; ++s) {
-    init_barrier(shared.work_full[s], 1);
+    init_barrier(shared.work_full[s], kWritersOfWork<Traits>);
     init_barrier(shared.work_empty[s], kReadersOfWork);
   }
   if constexpr (Traits::kDecode) {
@@ -201,10 +201,14 @@ __device__ __forceinline__ void consume_swapped(AttentionParams const& params, t
     mainloop.mma(work, read, [&]() {
       if (thread == 0) { arrive_barrier(shared.q_empty[0][0]); }
     });
-    if (work.in_cluster || work.slot >= 0) {
-      merge(work, [&](int rows) { epilogue.send(merge, mainloop, rows); });
+    PartEnd ends[kColumnsPerThread];
+    mainloop.finish(ends);
+    if (work.in_cluster) {
+      merge(work, [&](int rows) { epilogue.send(merge, ends, mainloop.output(), rows); });
+    } else if (work.slot >= 0) {
+      epilogue.store_part(work, ends, mainloop.output());
     } else {
-      epilogue.store(work, mainloop);
+      epilogue.store(work, ends, mainloop.output());
     }
   });
   if (may_share_tiles<Traits>(params)) { merge.finish(); }

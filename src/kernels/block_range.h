@@ -59,8 +59,8 @@ HA_HOST_DEVICE constexpr BlockRange block_range(MaskParams const& mask, int firs
 }
 
 // Of the slab with the rows [first_row, last_row] of the tile, all of them existing queries, or none: from the tile's
-// first block to the last that some of these rows see. Without a way out before the end: lanes that each have a slab
-// leave together, which racecheck needs to see the order of what they store.
+// first block to the last that some of these rows see. Without a way out before the end, so that lanes that each
+// have a slab stay together.
 HA_HOST_DEVICE constexpr SlabRange slab_range(BlockRange const& tile, MaskParams const& mask, int first_row,
                                               int last_row, SeqlenQK len, int block) {
   KeyInterval const first = visible(mask, first_row, len);

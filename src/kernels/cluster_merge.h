@@ -62,7 +62,7 @@ struct PartEnd {
   float sum;
 };
 
-// What the one consumer warpgroup of a tile of few queries does after its part, also where there is no other.
+// What the one consumer warpgroup of a tile of few queries does after its part.
 template <class Traits>
 class ClusterMerge {
  public:
@@ -72,7 +72,7 @@ class ClusterMerge {
   __device__ __forceinline__ ClusterMerge(AttentionParams const& params, SharedStorage& shared, int thread)
       : params_(params), shared_(shared), thread_(thread) {}
 
-  __device__ __forceinline__ int parts() const { return parts_; }
+  __device__ __forceinline__ int parts() const { return params_.cluster.size; }
 
   // All CTAs of the cluster come here for the same tile. `send(rows)` calls send_end() and send_pair() for the tile's
   // rows, of which the swapped form has multiples of 8.
@@ -81,41 +81,34 @@ class ClusterMerge {
     int const existing =
         min_of((work.queries.last + 1 - work.queries.first) * params_.packing.heads.divisor, Traits::kMergeRows);
     int const rows = Traits::kSwapped ? ceil_div(existing, 8) * 8 : existing;
-    parts_ = work.in_cluster ? params_.cluster.size : 1;
-    here_ = parts() == 1;
-    if (!here_) {
-      wait_for_others();
-      if (thread_ == 0) { expect_bytes(shared_.parts_full, parts() * rows * (columns() + kEndFloats) * sizeof(float)); }
-    }
+    wait_for_others();
+    if (thread_ == 0) { expect_bytes(shared_.parts_full, parts() * rows * (columns() + kEndFloats) * sizeof(float)); }
     send(rows);
-    if (here_) {
-      sync_warpgroup(0);
-    } else {
-      wait_barrier_of_cluster(shared_.parts_full, merged_ & 1);
-    }
+    wait_barrier_of_cluster(shared_.parts_full, merged_ & 1);
     merge(work, existing, rows);
-    if (!here_) {
-      sync_warpgroup(0);
-      if (thread_ < parts()) { arrive_in_cluster(shared_.parts_empty, thread_); }
-      ++merged_;
-    }
+    sync_warpgroup(0);
+    if (thread_ < parts()) { arrive_in_cluster(shared_.parts_empty, thread_); }
+    ++merged_;
   }
 
   // The end of a row to one of the owners; in the form of 64 rows its sum is 1.
   __device__ __forceinline__ void send_end(int owner, int row, PartEnd const& end) const {
-    float* const to = end_of(row, rank());
+    uint32_t const there = address_in_cluster(&shared_, owner);
+    uint32_t const to = there + offset_of(end_of(row, rank()));
+    uint32_t const barrier = there + offset_of(&shared_.parts_full);
     if constexpr (Traits::kSwapped) {
-      store(owner, to, end.exponent, end.sum);
+      store_async(to, barrier, end.exponent, end.sum);
     } else {
-      uint32_t const there = address_in_cluster(&shared_, owner);
-      store_async(there + offset_of(to), there + offset_of(&shared_.parts_full), end.exponent);
+      store_async(to, barrier, end.exponent);
     }
   }
 
   // Two values that lie side by side: (row, column) and (row, column + 1), in the swapped form (row + 1, column).
   __device__ __forceinline__ void send_pair(int row, int column, int rows, float a, float b) const {
     int const owner = column * parts() / Traits::kHeadDimV;
-    store(owner, received(rank(), row, column - owner * columns(), rows), a, b);
+    uint32_t const there = address_in_cluster(&shared_, owner);
+    store_async(there + offset_of(received(rank(), row, column - owner * columns(), rows)),
+                there + offset_of(&shared_.parts_full), a, b);
   }
 
   // Other CTAs do not touch this one's shared memory any more: it may end.
@@ -140,15 +133,6 @@ class ClusterMerge {
     }
   }
 
-  __device__ __forceinline__ void store(int owner, float* to, float a, float b) const {
-    if (here_) {
-      *reinterpret_cast<float2*>(to) = make_float2(a, b);
-    } else {
-      uint32_t const there = address_in_cluster(&shared_, owner);
-      store_async(there + offset_of(to), there + offset_of(&shared_.parts_full), a, b);
-    }
-  }
-
   __device__ __forceinline__ uint32_t offset_of(void const* member) const {
     return cute::cast_smem_ptr_to_uint(member) - cute::cast_smem_ptr_to_uint(&shared_);
   }
@@ -170,7 +154,7 @@ class ClusterMerge {
         float4 const two = *reinterpret_cast<float4 const*>(end_of(row, first + i));
         bool const exist = first + i < parts();
         ends[i] = {exist ? two.x : -INFINITY, two.y};
-        ends[i + 1] = {exist && parts() > 1 ? two.z : -INFINITY, two.w};
+        ends[i + 1] = {exist ? two.z : -INFINITY, two.w};
       }
     } else {
       float4 const all = *reinterpret_cast<float4 const*>(end_of(row, first));
@@ -279,9 +263,7 @@ class ClusterMerge {
   AttentionParams const& params_;
   SharedStorage& shared_;
   int thread_;
-  int merged_ = 0;    // tiles
-  int parts_ = 1;     // of the tile
-  bool here_ = true;  // nothing comes from other CTAs
+  int merged_ = 0;  // tiles
 };
 
 }  // namespace hopper_attention

@@ -57,7 +57,7 @@ template <class Element>
 __device__ __forceinline__ Element* output_pointer(AttentionParams const& params, TileWork const& work,
                                                    OutputRow const& id) {
   EpilogueParams const& p = params.epilogue;
-  return static_cast<Element*>(p.out_pointer) + work.sequence.q_batch * p.out_stride_batch + id.row * p.out_stride_row +
+  return static_cast<Element*>(p.out) + work.sequence.q_batch * p.out_stride_batch + id.row * p.out_stride_row +
          id.head * p.out_stride_head;
 }
 

@@ -60,16 +60,20 @@ struct PartialParams {
   int rows = 0;          // of a tile that can hold a query
 };
 
-struct EpilogueParams {
-  CUtensorMap out;  // as q, with Dv; used when out_by_tma
-  void* out_pointer;
-  std::int64_t out_stride_batch, out_stride_row, out_stride_head;  // elements
-  float* lse;                                                      // nullptr: not wanted
-  std::int64_t lse_stride_batch, lse_stride_head;                  // elements; rows are contiguous
+// Where the results of a call go, and what ends their rows. Strides in elements.
+struct ResultParams {
+  void* out;
+  std::int64_t out_stride_batch, out_stride_row, out_stride_head;
+  float* lse;                                      // nullptr: not wanted
+  std::int64_t lse_stride_batch, lse_stride_head;  // rows are contiguous
   void const* sinks;
   DataType sinks_type;
-  int head_dim_v;    // of the tensor: at most the tile's
-  int rows;          // of q in one batch entry: no row outside is written
+  int head_dim_v;  // of the tensor: at most the tile's
+  int rows;        // of q in one batch entry: no row outside is written
+};
+
+struct EpilogueParams : ResultParams {
+  CUtensorMap out_map;  // as q, with Dv; used when out_by_tma
   bool out_by_tma;   // base and strides are multiples of 16 bytes
   bool clip_by_tma;  // rows past a sequence are past the tensor, too: TMA leaves them out
   PartialParams partial;

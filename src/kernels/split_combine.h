@@ -14,12 +14,30 @@
 
 namespace hopper_attention {
 
+// A row of O of some parts of a tile, or of all: `columns` is 2^top times what a lane has of it, and so is `sum`.
+template <int kColumns>
+struct MergedRow {
+  float columns[kColumns] = {};
+  float top = -INFINITY;
+  float sum = 0.0F;
+
+  // From now on relative to 2^higher, which is at least 2^top and not 0.
+  __device__ __forceinline__ void raise(float higher) {
+    float const shrink = exp2f(top - higher);
+    CUTE_UNROLL
+    for (float& x : columns) { x *= shrink; }
+    sum *= shrink;
+    top = higher;
+  }
+};
+
 // Several warps share a row where a tile has many parts; they add up in shared memory in a fixed order.
 template <int kColumns>  // of a lane: head dims up to 32 * kColumns
 __global__ void __launch_bounds__(kSplitCombineThreads, 4)
     split_combine_kernel(__grid_constant__ SplitCombineParams const params) {
   __shared__ float shared_out[kSplitCombineWarps][32 * kColumns];
   __shared__ float shared_sum[kSplitCombineWarps];
+  __shared__ float shared_top[kSplitCombineWarps];
   bool const second = static_cast<int>(blockIdx.x) >= params.task[0].candidates;
   SplitCombineTask const& task = params.task[second ? 1 : 0];
   int const lane = threadIdx.x % 32;
@@ -62,50 +80,63 @@ __global__ void __launch_bounds__(kSplitCombineThreads, 4)
     bool const exists =
         row < end && query_in_slab < task.packing.queries_per_slab && query <= queries.last && row_of_q < params.rows;
 
-    float accumulator[kColumns];
-    CUTE_UNROLL
-    for (int c = 0; c < kColumns; ++c) { accumulator[c] = 0.0F; }
-    float top = -INFINITY;
-    float sum = 0.0F;
-    if (exists) {
-      auto const lse_of = [&](int part) {
-        return task.partial.lse[static_cast<std::int64_t>(tile.slot(part)) * task.partial.rows + row];
-      };
-      for (int part = lane; part < tile.parts; part += 32) { top = fmaxf(top, lse_of(part)); }
+    MergedRow<kColumns> merged;
+    constexpr int kPartsAtOnce = 16 / kColumns;  // whose ends and columns a warp waits for together
+    CUTE_NO_UNROLL
+    for (int part = share_of_row; exists && part < tile.parts; part += warps_per_row * kPartsAtOnce) {
+      float exponents[kPartsAtOnce];
+      float4 values[kPartsAtOnce][kColumns / 4];
+      float higher = merged.top;
       CUTE_UNROLL
-      for (int step = 16; step > 0; step /= 2) { top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, step)); }
-      if (top != -INFINITY) {
-#pragma unroll(16 / kColumns)
-        for (int part = share_of_row; part < tile.parts; part += warps_per_row) {
-          float const weight = exp2f(lse_of(part) - top);
-          sum += weight;
-          float const* const from =
-              task.partial.out +
-              (static_cast<std::int64_t>(tile.slot(part)) * task.partial.rows + row) * params.head_dim_v;
-          CUTE_UNROLL
-          for (int c = 0; c < kColumns; c += 4) {
-            int const column = c * 32 + lane * 4;
-            if (column < params.head_dim_v) {
-              float4 const value = *reinterpret_cast<float4 const*>(from + column);
-              accumulator[c] += weight * value.x;
-              accumulator[c + 1] += weight * value.y;
-              accumulator[c + 2] += weight * value.z;
-              accumulator[c + 3] += weight * value.w;
-            }
-          }
+      for (int i = 0; i < kPartsAtOnce; ++i) {
+        bool const is_there = part + i * warps_per_row < tile.parts;
+        std::int64_t const from =
+            static_cast<std::int64_t>(tile.slot(is_there ? part + i * warps_per_row : part)) * task.partial.rows + row;
+        exponents[i] = is_there ? task.partial.lse[from] : -INFINITY;
+        CUTE_UNROLL
+        for (int c = 0; c < kColumns; c += 4) {
+          int const column = c * 32 + lane * 4;
+          values[i][c / 4] = is_there && column < params.head_dim_v
+                                 ? *reinterpret_cast<float4 const*>(task.partial.out + from * params.head_dim_v + column)
+                                 : float4{};
+        }
+      }
+      CUTE_UNROLL
+      for (float exponent : exponents) { higher = fmaxf(higher, exponent); }
+      if (higher == -INFINITY) { continue; }
+      merged.raise(higher);
+      CUTE_UNROLL
+      for (int i = 0; i < kPartsAtOnce; ++i) {
+        float const weight = exp2f(exponents[i] - higher);
+        merged.sum += weight;
+        CUTE_UNROLL
+        for (int c = 0; c < kColumns; c += 4) {
+          merged.columns[c] += weight * values[i][c / 4].x;
+          merged.columns[c + 1] += weight * values[i][c / 4].y;
+          merged.columns[c + 2] += weight * values[i][c / 4].z;
+          merged.columns[c + 3] += weight * values[i][c / 4].w;
         }
       }
     }
     if (warps_per_row > 1) {
       CUTE_UNROLL
-      for (int c = 0; c < kColumns; ++c) { shared_out[warp][c * 32 + lane] = accumulator[c]; }
-      if (lane == 0) { shared_sum[warp] = sum; }
+      for (int c = 0; c < kColumns; ++c) { shared_out[warp][c * 32 + lane] = merged.columns[c]; }
+      if (lane == 0) {
+        shared_sum[warp] = merged.sum;
+        shared_top[warp] = merged.top;
+      }
       __syncthreads();
       if (share_of_row == 0) {
-        for (int other = warp + 1; other < warp + warps_per_row; ++other) {
-          CUTE_UNROLL
-          for (int c = 0; c < kColumns; ++c) { accumulator[c] += shared_out[other][c * 32 + lane]; }
-          sum += shared_sum[other];
+        float higher = merged.top;
+        for (int other = warp + 1; other < warp + warps_per_row; ++other) { higher = fmaxf(higher, shared_top[other]); }
+        if (higher != -INFINITY) {
+          merged.raise(higher);
+          for (int other = warp + 1; other < warp + warps_per_row; ++other) {
+            float const weight = exp2f(shared_top[other] - higher);
+            CUTE_UNROLL
+            for (int c = 0; c < kColumns; ++c) { merged.columns[c] += weight * shared_out[other][c * 32 + lane]; }
+            merged.sum += weight * shared_sum[other];
+          }
         }
       }
       __syncthreads();
@@ -113,6 +144,8 @@ __global__ void __launch_bounds__(kSplitCombineThreads, 4)
     }
     if (!exists) { continue; }
 
+    float top = merged.top;
+    float sum = merged.sum;
     bool const empty = top == -INFINITY;
     float scale = empty ? 0.0F : 1.0F / sum;
     if (params.sinks != nullptr) {
@@ -129,7 +162,7 @@ __global__ void __launch_bounds__(kSplitCombineThreads, 4)
     for (int c = 0; c < kColumns; ++c) {
       int const column = c / 4 * 128 + lane * 4 + c % 4;
       if (column < params.head_dim_v) {
-        float const value = accumulator[c] * scale;
+        float const value = merged.columns[c] * scale;
         if (params.dtype == DataType::kBFloat16) {
           static_cast<cutlass::bfloat16_t*>(params.out)[offset + column] = cutlass::bfloat16_t(value);
         } else {

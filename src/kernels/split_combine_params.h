@@ -1,8 +1,6 @@
 // What the host hands to the combine kernel.
 #pragma once
 
-#include <cstdint>
-
 #include "kernels/params.h"
 
 namespace hopper_attention {
@@ -17,19 +15,11 @@ struct SplitCombineTask {
   ClusterParams cluster;  // of the attention kernel
 };
 
-struct SplitCombineParams {
+struct SplitCombineParams : ResultParams {
   SplitCombineTask task[2];  // prefill and decode
   SequenceParams sequences;
   FastDivmod packed_heads;
-  void* out;
-  std::int64_t out_stride_batch, out_stride_row, out_stride_head;
-  float* lse;
-  std::int64_t lse_stride_batch, lse_stride_head;
-  void const* sinks;
-  DataType sinks_type;
   DataType dtype;
-  int head_dim_v;
-  int rows;  // of q in one batch entry
   int rows_per_block;
 };
 

@@ -98,7 +98,7 @@ class SwappedMainloop {
 
   __device__ __forceinline__ auto output() const { return columns_view(output_); }
 
-  // What the thread's columns end with. All threads of the warpgroup, once for a tile.
+  // What the thread's columns end with. All threads of the warpgroup, once for a tile; they sync before the next one.
   __device__ __forceinline__ void finish(PartEnd (&ends)[kColumnsPerThread]) {
     float4 warps[kColumnsPerThread];
     across_keys(sum_, [](float a, float b) { return a + b; }, warps);
@@ -295,7 +295,7 @@ class SwappedMainloop {
   int turn_ = 0;  // buffer of P
 };
 
-// Writes a tile, or sends this CTA's part of it to where it is merged.
+// Writes a tile or a part of one, or sends this CTA's part of it to where it is merged.
 template <class Traits>
 struct SwappedEpilogue {
   using Element = typename Traits::Element;
@@ -305,18 +305,15 @@ struct SwappedEpilogue {
   typename Traits::SharedStorage& shared;
   int thread;
 
-  // A whole tile: through shared memory, so that rows leave in pieces of 16 bytes.
-  __device__ __forceinline__ void store(TileWork const& work, Mainloop& mainloop) const {
+  // A whole tile: through shared memory, so that rows leave in pieces of 16 bytes. `output` is a columns_view().
+  template <class Output>
+  __device__ __forceinline__ void store(TileWork const& work, PartEnd const (&parts)[kColumnsPerThread],
+                                        Output const& output) const {
     ThreadColumns const place(thread);
     EpilogueParams const& p = params.epilogue;
-    PartEnd parts[kColumnsPerThread];
-    mainloop.finish(parts);
     RowEnd ends[kColumnsPerThread];
     CUTE_UNROLL
-    for (int c = 0; c < kColumnsPerThread; ++c) {
-      bool const seen = parts[c].exponent != -INFINITY;
-      ends[c] = {seen ? reciprocal_approx(parts[c].sum) : 0.0F, parts[c].exponent, parts[c].sum};
-    }
+    for (int c = 0; c < kColumnsPerThread; ++c) { ends[c] = row_end(parts[c]); }
     if (p.sinks != nullptr) {
       CUTE_UNROLL
       for (int c = 0; c < kColumnsPerThread; ++c) {
@@ -325,7 +322,6 @@ struct SwappedEpilogue {
         ends[c] = end_row(ends[c].exponent, ends[c].sum, sink_log2(p.sinks, p.sinks_type, id.head));
       }
     }
-    auto const output = mainloop.output();
     Element* const rows = reinterpret_cast<Element*>(shared.o);  // (16, Dv), padded
     Element* const row_of_lane =
         rows + (thread % 8 + thread / 16 % 2 * 8) * kPitch + thread / 32 * 16 + thread / 8 % 2 * 8;
@@ -353,13 +349,35 @@ struct SwappedEpilogue {
     write(item, rows);
   }
 
-  // This CTA's part of the tile to those that merge it.
-  template <class To>
-  __device__ __forceinline__ void send(To const& to, Mainloop& mainloop, int rows) const {
+  // A part of a tile to the workspace, from registers: eight lanes write 32 bytes of a row.
+  template <class Output>
+  __device__ __forceinline__ void store_part(TileWork const& work, PartEnd const (&parts)[kColumnsPerThread],
+                                             Output const& output) const {
     ThreadColumns const place(thread);
-    PartEnd ends[kColumnsPerThread];
-    mainloop.finish(ends);
-    auto const output = mainloop.output();
+    PartialParams const& partial = params.epilogue.partial;
+    int const head_dim_v = params.epilogue.head_dim_v;
+    sync_warpgroup(0);
+    CUTE_UNROLL
+    for (int c = 0; c < kColumnsPerThread; ++c) {
+      int const row = place.column(c);
+      if (row >= partial.rows) { continue; }
+      RowEnd const end = row_end(parts[c]);
+      std::int64_t const index = static_cast<std::int64_t>(work.slot) * partial.rows + row;
+      float* const to = partial.out + index * head_dim_v;
+      CUTE_UNROLL
+      for (int r = 0; r < size<1>(output); ++r) {
+        int const column = place.row(r);
+        if (column < head_dim_v) { to[column] = end.scaled(output(c, r)); }
+      }
+      if (place.first_row == 0) { partial.lse[index] = end.lse(); }
+    }
+  }
+
+  // This CTA's part of the tile to those of its cluster that merge it.
+  template <class To, class Output>
+  __device__ __forceinline__ void send(To const& to, PartEnd const (&ends)[kColumnsPerThread], Output const& output,
+                                       int rows) const {
+    ThreadColumns const place(thread);
     int const owner = place.first_row % 8 + thread / 32 * 8;
     CUTE_UNROLL
     for (int c = 0; c < kColumnsPerThread; c += 2) {
@@ -381,6 +399,10 @@ struct SwappedEpilogue {
   static constexpr int kPieces = Traits::kHeadDimV / kPiece;  // of a row
   static constexpr int kPitch = Traits::kHeadDimV + kPiece;   // rows begin in different banks
   static_assert(Mainloop::kRows * kPitch <= Traits::kSlabElementsO);
+
+  __device__ __forceinline__ static RowEnd row_end(PartEnd const& part) {
+    return {part.exponent == -INFINITY ? 0.0F : reciprocal_approx(part.sum), part.exponent, part.sum};
+  }
 
   __device__ __forceinline__ void write(TileWork const& work, Element const* rows) const {
     EpilogueParams const& p = params.epilogue;

@@ -10,6 +10,10 @@
 
 namespace hopper_attention {
 
+// Lanes that write an item, each of which arrives at work_full: one, or one for each slab where slabs skip blocks.
+template <class Traits>
+inline constexpr int kWritersOfWork = Traits::kSkips ? Traits::kConsumerWarpgroups : 1;
+
 // Publishes the items of `source`, one after the other, and that there are no more.
 template <class Traits, class Source, class Draw>
 __device__ __forceinline__ void publish(AttentionParams const& params, typename Traits::SharedStorage& shared,
@@ -20,7 +24,6 @@ __device__ __forceinline__ void publish(AttentionParams const& params, typename 
   constexpr int kLongItem = 8;  // blocks
   constexpr int kSlots = Traits::kWorkSlots;
   uint32_t loads_phase = 0;
-  constexpr int kLeader = Traits::kConsumerWarpgroups - 1;  // the last one that writes (see kActingLane)
   int const lane = static_cast<int>(threadIdx.x % 32);
   RingState<kSlots> write;
   WorkItem item;
@@ -42,21 +45,20 @@ __device__ __forceinline__ void publish(AttentionParams const& params, typename 
     behind_long_item = work.range.blocks() >= kLongItem;
     work.announces_loads = Traits::kDecode && Source::kDraws && behind_long_item;
     __syncwarp();  // every lane has waited, then one writes
-    if (lane == kLeader) {
+    if (lane == 0) {
       if (work.last) {
         shared.work[write.slot].last = true;
       } else {
         shared.work[write.slot] = work;
       }
     }
-    if constexpr (Traits::kSkips) {  // a lane for each slab
+    if constexpr (Traits::kSkips) {
       __syncwarp();
       if (lane < Traits::kConsumerWarpgroups && !work.last) {
         shared.slabs[write.slot][lane] = slab_range(params, Traits::kKeys, shared.work[write.slot], lane);
       }
-      __syncwarp();
     }
-    if (lane == kLeader) { arrive_barrier(shared.work_full[write.slot]); }
+    if (lane < kWritersOfWork<Traits>) { arrive_barrier(shared.work_full[write.slot]); }
     __syncwarp();
     ++write;
   } while (item.place >= 0);

@@ -63,7 +63,7 @@ struct Call {
   Call& operator=(Call const&) = delete;
 };
 
-// As schedule_params() in launch.cpp.
+// As schedule_params() in prepare_launches.cpp.
 ScheduleParams schedule_of(Call& call, KernelPlan const& kernel) {
   Plan const& plan = call.plan;
   TileShape const shape = tile_shape(kernel.tile, plan.packed_heads, plan.fixed_splits);

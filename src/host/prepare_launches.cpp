@@ -1,0 +1,187 @@
+// What the kernels of a plan are told in every call: all that follows from the plan and the problem, not from tensors.
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <memory>
+#include <numeric>
+#include <optional>
+#include <vector>
+
+#include "host/cluster_params.h"
+#include "host/kernel_table.h"
+#include "host/prepared_launches.h"
+#include "host/require.h"
+#include "host/schedule_shape.h"
+#include "kernels/params.h"
+#include "kernels/split_combine_params.h"
+
+namespace hopper_attention {
+namespace {
+
+SoftmaxParams softmax_params(Problem const& problem) {
+  double const log2e = 1.0 / std::log(2.0);
+  // A scale of 0 makes all keys equal; the smallest normal number does the same and keeps -inf * scale defined.
+  double const scale = problem.softmax_scale == 0.0F ? std::ldexp(1.0, -100) : problem.softmax_scale;
+  if (problem.softcap == 0.0F) { return {static_cast<float>(scale * log2e), 0.0F}; }
+  return {static_cast<float>(problem.softcap * log2e), static_cast<float>(scale / problem.softcap)};
+}
+
+PageParams page_params(TileConfig const& tile, Problem const& problem) {
+  // A box has at least as many rows as the swizzle's pattern, or one: then rows are gathered.
+  constexpr int kLeastBoxKeys = 8;
+  PageParams pages;
+  if (problem.keys != KeyLayout::kPaged) { return pages; }
+  pages.size = FastDivmod(problem.page_size);
+  int const box_keys = std::gcd(std::gcd(problem.page_size, tile.keys), 64);
+  pages.box_keys = box_keys < kLeastBoxKeys ? 1 : box_keys;
+  return pages;
+}
+
+ScheduleParams schedule_params(Plan const& plan, KernelPlan const& kernel, Problem const& problem) {
+  TileShape const shape = tile_shape(kernel.tile, plan.packed_heads, plan.fixed_splits);
+  ScheduleParams p;
+  p.batch = problem.batch;
+  p.places = places_of(plan, kernel);
+  p.alike = sequence_work(shape, problem.mask, {problem.seqlen_q, problem.seqlen_k});
+  int const head_groups = problem.heads_q / plan.packed_heads;
+  p.share = card_share(plan, kernel);
+  p.head_groups = FastDivmod(head_groups);
+  p.ctas = kernel.ctas;
+  p.may_split = kernel.may_split;
+  p.always_split = plan.forces_splits;
+  p.bound_by_memory = kernel.family == KernelFamily::kDecode;
+  p.fixed_splits = plan.fixed_splits;
+  p.least_units = plan.fixed_splits ? 1 : kLeastUnits;
+  p.max_splits = plan.max_splits;
+  p.most_tiles = static_cast<int>(kernel.most_tiles / head_groups);
+  p.most_units = static_cast<int>(kernel.most_units / head_groups);
+  return p;
+}
+
+Packing packing_of(Plan const& plan, KernelPlan const& kernel) {
+  int const rows = rows_of_slab(kernel.tile);
+  return make_packing(plan.packed_heads, cluster_of(plan) > 1 ? std::min(rows, kMostMergeRows) : rows);
+}
+
+int queries_per_box(KernelPlan const& kernel, Problem const& problem, Packing const& packing) {
+  // A tile of few queries brings no more than there are.
+  return kernel.family == KernelFamily::kDecode ? std::min(packing.queries_per_slab, std::max(1, problem.seqlen_q))
+                                                : packing.queries_per_slab;
+}
+
+// All but what tensors say.
+AttentionParams attention_params(Plan const& plan, KernelPlan const& kernel, Problem const& problem) {
+  Packing const packing = packing_of(plan, kernel);
+  AttentionParams p{};
+  p.load.pages = page_params(kernel.tile, problem);
+  p.load.groups_per_head_k = FastDivmod(problem.heads_q / problem.heads_k / plan.packed_heads);
+  p.load.query_rows = static_cast<std::uint32_t>(plan.packed_heads * queries_per_box(kernel, problem, packing));
+  p.load.queries_per_slab = packing.queries_per_slab;
+  p.epilogue.clip_by_tma = !problem.ragged;
+  p.epilogue.head_dim_v = problem.head_dim_v;
+  p.softmax = softmax_params(problem);
+  p.packing = packing;
+  p.mask = problem.mask;
+  p.listed = plan.listed;
+  p.least_queries = kernel.least_queries;
+  p.most_queries = kernel.most_queries;
+  p.cluster = cluster_params(plan, kernel, problem.heads_q);
+  if (p.cluster.on()) {
+    // All else follows from the index of a block.
+  } else if (plan.listed) {
+    p.schedule = schedule_params(plan, kernel, problem);
+    p.sharing = problem.heads_q / problem.heads_k / plan.packed_heads;
+    p.keys_in_l2 = plan.keys_in_l2;
+  } else {
+    int const queries_per_tile = packing.queries_per_slab * slabs_of(kernel.tile);
+    p.scheduler = make_scheduler_params(problem.batch, problem.heads_q / plan.packed_heads,
+                                        ceil_div(problem.seqlen_q, queries_per_tile), plan.heads_per_pass,
+                                        first_tiles_are_shortest(problem.mask), kernel.ctas);
+  }
+  if (problem.keys == KeyLayout::kPaged) { p.alignment.unit = p.load.pages.box_keys; }
+  return p;
+}
+
+// None where no tile can be in parts.
+std::optional<CombineLaunch> combine_launch(Plan const& plan, Problem const& problem) {
+  CombineLaunch launch{};
+  SplitCombineParams& p = launch.params;
+  p.packed_heads = make_packing(plan.packed_heads).heads;
+  p.dtype = problem.dtype;
+  p.head_dim_v = problem.head_dim_v;
+  int rows = 0;
+  std::int64_t candidates = 0;
+  for (std::size_t i = 0; i < plan.kernels.size(); ++i) {
+    KernelPlan const& kernel = plan.kernels[i];
+    if (!kernel.may_split || kernel.shares_parts) { continue; }
+    launch.kernels[launch.tasks] = i;
+    SplitCombineTask& task = p.task[launch.tasks++];
+    task.schedule = schedule_params(plan, kernel, problem);
+    task.packing = packing_of(plan, kernel);
+    task.slabs = slabs_of(kernel.tile);
+    task.cluster = cluster_params(plan, kernel, problem.heads_q);
+    task.candidates =
+        static_cast<int>(plan.fixed_splits || task.cluster.on() ? kernel.most_tiles : kernel.partial_slots / 2 - 1);
+    candidates += task.candidates;
+    rows = std::max(rows, kernel.partial_rows);
+  }
+  if (candidates == 0) { return std::nullopt; }
+  // Many parts want a block for each row; many rows want few blocks that find nothing to do.
+  constexpr std::int64_t kMostBlocks = 2048;
+  p.rows_per_block =
+      static_cast<int>(std::max<std::int64_t>(1, ceil_div<std::int64_t>(rows * candidates, kMostBlocks)));
+  launch.shape = {
+      .grid = dim3(static_cast<unsigned>(candidates), static_cast<unsigned>(ceil_div(rows, p.rows_per_block))),
+      .threads = kSplitCombineThreads,
+      .start = Start::kOverlap};
+  return launch;
+}
+
+std::vector<KernelLaunch> kernel_launches(Plan const& plan, Problem const& problem) {
+  std::vector<KernelLaunch> launches;
+  bool decodes = false;
+  bool const decode_first = plan.kernels.size() > 1 && card_share(plan, plan.kernels[1]) == CardShare::kLeaves;
+  for (std::size_t n = 0; n < plan.kernels.size(); ++n) {
+    std::size_t const i = decode_first ? plan.kernels.size() - 1 - n : n;
+    KernelPlan const& kernel = plan.kernels[i];
+    KernelEntry const& entry = find_kernel(kernel.family, plan.dtype, kernel.tile);
+    // Two decode kernels draw from one counter.
+    bool const decodes_again = decodes && kernel.family == KernelFamily::kDecode;
+    KernelLaunch& launch = launches.emplace_back();
+    launch.params = attention_params(plan, kernel, problem);
+    launch.params.wait_at_start = n == 0;  // kernels after it start when it has waited
+    launch.function = entry.function;
+    launch.shape = {.grid = dim3(static_cast<unsigned>(kernel.ctas)),
+                    .threads = entry.threads,
+                    .shared_bytes = entry.shared_bytes,
+                    .start = plan.starts_early && !decodes_again ? Start::kOverlap : Start::kAfter,
+                    .cluster = std::max(1, cluster_of(plan))};
+    launch.box = {kernel.tile, plan.packed_heads, queries_per_box(kernel, problem, launch.params.packing)};
+    launch.kernel = i;
+    decodes = decodes || kernel.family == KernelFamily::kDecode;
+  }
+  return launches;
+}
+
+}  // namespace
+
+ScheduledTiles scheduled_tiles(Problem const& problem, bool fixed_splits) {
+  int const packed = scheduled_packing(problem.heads_q, problem.heads_k);
+  auto const shape = [&](TileUse use) {
+    TileRow const* const row = find_tile(problem.head_dim, problem.head_dim_v, use);
+    require<NotImplemented>(row != nullptr, "head_dim: no kernel holds head dims (", problem.head_dim, ", ",
+                            problem.head_dim_v, ") of q and v");
+    return tile_shape(row->tile, packed, fixed_splits);
+  };
+  return {shape(TileUse::kRagged), shape(few_queries_use(problem.head_dim, problem.head_dim_v, packed, fixed_splits))};
+}
+
+std::shared_ptr<Launches const> prepare_launches(Plan const& plan, Problem const& problem) {
+  auto launches = std::make_shared<Launches>();
+  launches->kernels = kernel_launches(plan, problem);
+  if (plan.makes_schedule) { launches->schedule = scheduled_tiles(problem, plan.fixed_splits); }
+  launches->combine = combine_launch(plan, problem);
+  return launches;
+}
+
+}  // namespace hopper_attention

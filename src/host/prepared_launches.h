@@ -1,0 +1,54 @@
+// The launches of a plan, up to four: what prepare_launches() writes down once and start() adds tensors to.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <optional>
+#include <vector>
+
+#include "hopper_attention/forward.h"
+#include "host/cuda_launch.h"
+#include "host/launches.h"
+#include "kernels/params.h"
+#include "kernels/split_combine_params.h"
+
+namespace hopper_attention {
+
+// How the schedule kernel counts tiles.
+struct ScheduledTiles {
+  TileShape prefill;
+  TileShape decode;
+};
+
+// Raises NotImplemented if no kernel holds the head dims.
+ScheduledTiles scheduled_tiles(Problem const& problem, bool fixed_splits);
+
+// What the boxes of a kernel's tensor maps are made of.
+struct BoxShape {
+  TileConfig tile;
+  int packed_heads;
+  int queries;
+};
+
+struct KernelLaunch {
+  AttentionParams params;
+  void const* function;
+  LaunchShape shape;
+  BoxShape box;
+  std::size_t kernel;  // of the plan
+};
+
+struct CombineLaunch {
+  SplitCombineParams params;
+  std::array<std::size_t, 2> kernels;  // of the plan, whose parts the tasks merge
+  int tasks;
+  LaunchShape shape;
+};
+
+struct Launches {
+  std::optional<ScheduledTiles> schedule;  // where the call makes it
+  std::vector<KernelLaunch> kernels;       // in the order of their start
+  std::optional<CombineLaunch> combine;
+};
+
+}  // namespace hopper_attention
