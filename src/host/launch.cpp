@@ -142,8 +142,9 @@ void set_tensors(EpilogueParams& epilogue, BoxShape const& box, Problem const& p
   set_tensors(static_cast<ResultParams&>(epilogue), problem, args);
   epilogue.out_by_tma = fits_tma(args.out);
   if (epilogue.out_by_tma) {
-    epilogue.out_map = make_tensor_map({args.out.data, args.q.dtype,
-                                        query_map(Batched(args.out), box.tile.head_dim_v, box.packed_heads, box.queries)});
+    epilogue.out_map =
+        make_tensor_map({args.out.data, args.q.dtype,
+                         query_map(Batched(args.out), box.tile.head_dim_v, box.packed_heads, box.queries)});
   }
 }
 

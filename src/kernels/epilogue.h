@@ -201,8 +201,8 @@ struct CollectiveEpilogue {
       if (thread == 0) {
         CUTE_UNROLL
         for (int c = 0; c < Traits::kHeadDimV; c += Traits::kSlabColumnsV) {
-          SM90_TMA_STORE_5D::copy(&p.out_map, slab + c * kSlabRows, c, 0, work.sequence.q_row + rows.first_query, work.head,
-                                  work.sequence.q_batch);
+          SM90_TMA_STORE_5D::copy(&p.out_map, slab + c * kSlabRows, c, 0, work.sequence.q_row + rows.first_query,
+                                  work.head, work.sequence.q_batch);
         }
         tma_store_arrive();
       }

@@ -74,8 +74,8 @@ struct ResultParams {
 
 struct EpilogueParams : ResultParams {
   CUtensorMap out_map;  // as q, with Dv; used when out_by_tma
-  bool out_by_tma;   // base and strides are multiples of 16 bytes
-  bool clip_by_tma;  // rows past a sequence are past the tensor, too: TMA leaves them out
+  bool out_by_tma;      // base and strides are multiples of 16 bytes
+  bool clip_by_tma;     // rows past a sequence are past the tensor, too: TMA leaves them out
   PartialParams partial;
 };
 

@@ -14,14 +14,15 @@
 
 namespace hopper_attention {
 
-// A row of O of some parts of a tile, or of all: `columns` is 2^top times what a lane has of it, and so is `sum`.
+// What some parts of a tile, or all, leave of a row: O, of which a lane has some columns, and `sum` are to be
+// multiplied by 2^top.
 template <int kColumns>
 struct MergedRow {
   float columns[kColumns] = {};
   float top = -INFINITY;
   float sum = 0.0F;
 
-  // From now on relative to 2^higher, which is at least 2^top and not 0.
+  // Relative to 2^higher from now on: `higher` is at least `top`, and not -inf.
   __device__ __forceinline__ void raise(float higher) {
     float const shrink = exp2f(top - higher);
     CUTE_UNROLL
@@ -96,9 +97,10 @@ __global__ void __launch_bounds__(kSplitCombineThreads, 4)
         CUTE_UNROLL
         for (int c = 0; c < kColumns; c += 4) {
           int const column = c * 32 + lane * 4;
-          values[i][c / 4] = is_there && column < params.head_dim_v
-                                 ? *reinterpret_cast<float4 const*>(task.partial.out + from * params.head_dim_v + column)
-                                 : float4{};
+          values[i][c / 4] =
+              is_there && column < params.head_dim_v
+                  ? *reinterpret_cast<float4 const*>(task.partial.out + from * params.head_dim_v + column)
+                  : float4{};
         }
       }
       CUTE_UNROLL

@@ -356,7 +356,7 @@ struct SwappedEpilogue {
     ThreadColumns const place(thread);
     PartialParams const& partial = params.epilogue.partial;
     int const head_dim_v = params.epilogue.head_dim_v;
-    sync_warpgroup(0);
+    sync_warpgroup(0);  // all have their ends, before the next tile's maxima take the place of these
     CUTE_UNROLL
     for (int c = 0; c < kColumnsPerThread; ++c) {
       int const row = place.column(c);

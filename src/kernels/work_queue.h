@@ -10,7 +10,8 @@
 
 namespace hopper_attention {
 
-// Lanes that write an item, each of which arrives at work_full: one, or one for each slab where slabs skip blocks.
+// Lanes that write an item: one, or one for each slab where slabs skip blocks. Each arrives at work_full for what it
+// has written: the scheduler is ahead of those who wait.
 template <class Traits>
 inline constexpr int kWritersOfWork = Traits::kSkips ? Traits::kConsumerWarpgroups : 1;
 
