@@ -356,20 +356,21 @@ struct SwappedEpilogue {
     ThreadColumns const place(thread);
     PartialParams const& partial = params.epilogue.partial;
     int const head_dim_v = params.epilogue.head_dim_v;
+    // By all lanes, before some have nothing to write (kActingLane).
+    std::int64_t const first_row = static_cast<std::int64_t>(work.slot) * partial.rows;
     sync_warpgroup(0);  // all have their ends, before the next tile's maxima take the place of these
     CUTE_UNROLL
     for (int c = 0; c < kColumnsPerThread; ++c) {
       int const row = place.column(c);
       if (row >= partial.rows) { continue; }
       RowEnd const end = row_end(parts[c]);
-      std::int64_t const index = static_cast<std::int64_t>(work.slot) * partial.rows + row;
-      float* const to = partial.out + index * head_dim_v;
+      float* const to = partial.out + (first_row + row) * head_dim_v;
       CUTE_UNROLL
       for (int r = 0; r < size<1>(output); ++r) {
         int const column = place.row(r);
         if (column < head_dim_v) { to[column] = end.scaled(output(c, r)); }
       }
-      if (place.first_row == 0) { partial.lse[index] = end.lse(); }
+      if (place.first_row == 0) { partial.lse[first_row + row] = end.lse(); }
     }
   }
 
