@@ -62,7 +62,7 @@ struct PartEnd {
   float sum;
 };
 
-// What the one consumer warpgroup of a tile of few queries does after its part.
+// What the one consumer warpgroup of a tile of few queries does after its part, where CTAs of a cluster share the tile.
 template <class Traits>
 class ClusterMerge {
  public:
@@ -112,9 +112,7 @@ class ClusterMerge {
   }
 
   // Other CTAs do not touch this one's shared memory any more: it may end.
-  __device__ __forceinline__ void finish() const {
-    if (params_.cluster.size > 1) { wait_for_others(); }
-  }
+  __device__ __forceinline__ void finish() const { wait_for_others(); }
 
  private:
   static constexpr int kEndFloats = Traits::kEndFloats;

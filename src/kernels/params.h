@@ -60,7 +60,7 @@ struct PartialParams {
   int rows = 0;          // of a tile that can hold a query
 };
 
-// Where the results of a call go, and what ends their rows. Strides in elements.
+// Where the results of a call go, and the sinks that are added to the sums of their rows. Strides in elements.
 struct ResultParams {
   void* out;
   std::int64_t out_stride_batch, out_stride_row, out_stride_head;

@@ -28,8 +28,8 @@ struct RingState {
 
 // The lane that acts for a producer warp, and that says of every warp that it is done with an item. It is the last one,
 // and reads whatever others read of an item: of a load by several lanes racecheck remembers the last, and it sees no
-// order that comes from a __syncwarp and another lane's arrival. If two lanes of a warp arrived, an item would take 150
-// cycles more.
+// order that comes from a __syncwarp and another lane's arrival. If two lanes of a warp said that it is done, an item
+// would take 150 cycles more.
 inline constexpr int kActingLane = 31;
 
 __device__ __forceinline__ void wait_barrier(uint64_t& barrier, uint32_t phase) {

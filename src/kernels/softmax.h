@@ -33,6 +33,13 @@ __device__ __forceinline__ float reciprocal_approx(float x) {
   return y;
 }
 
+// Lets NaN through, as fmaxf does not.
+__device__ __forceinline__ float max_or_nan(float a, float b) {
+  float most;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(most) : "f"(a), "f"(b));
+  return most;
+}
+
 // The exponent of 2 that belongs to a row maximum. Its product is rounded by itself: contracted with what is subtracted
 // from it, two exponents of one maximum would differ by the rounding error, and sums drift by that in each block.
 __device__ __forceinline__ float exponent_of(float max, float scale_log2, int headroom) {

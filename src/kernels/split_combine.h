@@ -15,7 +15,7 @@
 namespace hopper_attention {
 
 // What some parts of a tile, or all, leave of a row: O, of which a lane has some columns, and `sum` are to be
-// multiplied by 2^top.
+// multiplied by 2^top. A row of which a part is NaN is NaN.
 template <int kColumns>
 struct MergedRow {
   float columns[kColumns] = {};
@@ -104,7 +104,7 @@ __global__ void __launch_bounds__(kSplitCombineThreads, 4)
         }
       }
       CUTE_UNROLL
-      for (float exponent : exponents) { higher = fmaxf(higher, exponent); }
+      for (float exponent : exponents) { higher = max_or_nan(higher, exponent); }
       if (higher == -INFINITY) { continue; }
       merged.raise(higher);
       CUTE_UNROLL
@@ -130,7 +130,9 @@ __global__ void __launch_bounds__(kSplitCombineThreads, 4)
       __syncthreads();
       if (share_of_row == 0) {
         float higher = merged.top;
-        for (int other = warp + 1; other < warp + warps_per_row; ++other) { higher = fmaxf(higher, shared_top[other]); }
+        for (int other = warp + 1; other < warp + warps_per_row; ++other) {
+          higher = max_or_nan(higher, shared_top[other]);
+        }
         if (higher != -INFINITY) {
           merged.raise(higher);
           for (int other = warp + 1; other < warp + warps_per_row; ++other) {

@@ -98,7 +98,8 @@ class SwappedMainloop {
 
   __device__ __forceinline__ auto output() const { return columns_view(output_); }
 
-  // What the thread's columns end with. All threads of the warpgroup, once for a tile; they sync before the next one.
+  // What the thread's columns end with. All threads of the warpgroup, once for a tile; the caller syncs them before the
+  // next one.
   __device__ __forceinline__ void finish(PartEnd (&ends)[kColumnsPerThread]) {
     float4 warps[kColumnsPerThread];
     across_keys(sum_, [](float a, float b) { return a + b; }, warps);
@@ -356,28 +357,31 @@ struct SwappedEpilogue {
     ThreadColumns const place(thread);
     PartialParams const& partial = params.epilogue.partial;
     int const head_dim_v = params.epilogue.head_dim_v;
-    // By all lanes, before some have nothing to write (kActingLane).
-    std::int64_t const first_row = static_cast<std::int64_t>(work.slot) * partial.rows;
+    RowEnd ends[kColumnsPerThread];
+    CUTE_UNROLL
+    for (int c = 0; c < kColumnsPerThread; ++c) { ends[c] = row_end(parts[c]); }
+    int const slot = work.slot;  // by all lanes, before some have nothing to write (kActingLane)
+    asm volatile("" ::: "memory");
     sync_warpgroup(0);  // all have their ends, before the next tile's maxima take the place of these
     CUTE_UNROLL
     for (int c = 0; c < kColumnsPerThread; ++c) {
       int const row = place.column(c);
       if (row >= partial.rows) { continue; }
-      RowEnd const end = row_end(parts[c]);
-      float* const to = partial.out + (first_row + row) * head_dim_v;
+      std::int64_t const index = static_cast<std::int64_t>(slot) * partial.rows + row;
+      float* const to = partial.out + index * head_dim_v;
       CUTE_UNROLL
       for (int r = 0; r < size<1>(output); ++r) {
         int const column = place.row(r);
-        if (column < head_dim_v) { to[column] = end.scaled(output(c, r)); }
+        if (column < head_dim_v) { to[column] = ends[c].scaled(output(c, r)); }
       }
-      if (place.first_row == 0) { partial.lse[first_row + row] = end.lse(); }
+      if (place.first_row == 0) { partial.lse[index] = ends[c].lse(); }
     }
   }
 
   // This CTA's part of the tile to those of its cluster that merge it.
-  template <class To, class Output>
-  __device__ __forceinline__ void send(To const& to, PartEnd const (&ends)[kColumnsPerThread], Output const& output,
-                                       int rows) const {
+  template <class Output>
+  __device__ __forceinline__ void send(ClusterMerge<Traits> const& to, PartEnd const (&ends)[kColumnsPerThread],
+                                       Output const& output, int rows) const {
     ThreadColumns const place(thread);
     int const owner = place.first_row % 8 + thread / 32 * 8;
     CUTE_UNROLL

@@ -127,7 +127,7 @@ struct AttentionTraits {
   static constexpr int kElementsP = kSwapped ? kQueryRows * kKeys : 8;
 
   static constexpr int kSlabElementsQ = kQueryRows * kHeadDim;
-  // The swapped form has O in shared memory in float32 only, to merge it.
+  // The swapped form has O in shared memory in float32 where a cluster merges it.
   static constexpr int kSlabElementsO = (kSwapped ? 2 * kQueryRows : kSlabRows) * kHeadDimV;
   static constexpr int kBytesQ = kSlabElementsQ * sizeof(Element);
   static constexpr int kBytesK = kKeys * kHeadDim * sizeof(Element);

@@ -68,7 +68,7 @@ class Cta:
         self.warpgroups = len(tiles[0])
         self.full = [Barrier(1) for _ in range(STAGES)]
         self.empty = [Barrier(self.warpgroups) for _ in range(STAGES)]
-        self.work_full = [Barrier(1) for _ in range(self.work_slots)]
+        self.work_full = [Barrier(self.warpgroups) for _ in range(self.work_slots)]
         self.work_empty = [Barrier(2 + self.warpgroups) for _ in range(self.work_slots)]
         self.turns = [Turn() for _ in range(self.warpgroups)]
         self.turns[0].pass_on()
@@ -94,7 +94,8 @@ class Cta:
         for i in range(len(self.tiles) + 1):
             yield from self.work_empty[i % self.work_slots].wait(i // self.work_slots & 1 ^ 1)
             self.items[i % self.work_slots] = i if i < len(self.tiles) else -1
-            self.work_full[i % self.work_slots].arrive()
+            for _ in range(self.warpgroups):  # a lane for each slab
+                self.work_full[i % self.work_slots].arrive()
 
     def work(self) -> Iterator[int | None]:
         """The tiles, each released when the next one is asked for; None: still waiting."""
