@@ -84,6 +84,21 @@ def test_splits_of_a_dense_call(case, given):
     assert verdict(case, tensors, *attend(case, tensors, **given)), f"{case.line()} {given}"
 
 
+@pytest.mark.parametrize("fifths", [(1, 3), (0, 1), (4,), (1, 2, 3), range(5)], ids=str)
+@pytest.mark.parametrize("queries", [1, 40, 300])
+def test_a_row_of_which_a_part_is_nan_is_nan(queries, fifths):
+    """Parts whose LSE is NaN must not vanish beside others, in whatever groups the combine kernel takes them."""
+    case = main_dims(Case("NaN in some parts of the keys", queries, 2560, batch=1, heads_q=8, heads_k=2))
+    tensors = make_inputs(case)
+    for fifth in fifths:
+        tensors["k"][:, 512 * fifth + 7, 0] = float("nan")
+    for splits in (1, 2, 5, 20):
+        out, lse = attend(case, tensors, num_splits=splits)
+        assert bool(out[:, :, :4].isnan().all()), f"{splits} splits: rows of out that are not NaN"
+        assert bool(lse[:, :4].isnan().all()), f"{splits} splits: rows of the LSE that are not NaN"
+        assert bool(out[:, :, 4:].isfinite().all()), f"{splits} splits: the other K/V head"
+
+
 @pytest.mark.parametrize("ratio", [2, 3, 5, 8, 16, 64])
 def test_heads_share_a_tile_or_not(ratio):
     judge_all(
