@@ -5,6 +5,8 @@ Cache layout, cache updates, CUDA graphs and the choice of page sizes stay vLLM'
 
 from __future__ import annotations
 
+import copy
+
 import torch
 from vllm.config import get_layers_from_vllm_config
 from vllm.model_executor.layers.attention import Attention
@@ -79,9 +81,8 @@ class HopperAttentionImpl(theirs.FlashAttentionImpl):
     ):
         """As FlashAttentionImpl.forward: query (T, Hq, D), kv_cache (pages, Hk, page size, 2 D); writes output."""
         if self.why_not or attn_metadata is None or not _is_plain(attn_metadata, output_scale, output_block_scale):
-            return super().forward(
-                layer, query, key, value, kv_cache, attn_metadata, output, output_scale, output_block_scale
-            )
+            step = _without_our_schedule(attn_metadata)
+            return super().forward(layer, query, key, value, kv_cache, step, output, output_scale, output_block_scale)
         tokens = attn_metadata.num_actual_tokens
         key_cache, value_cache = kv_cache.transpose(1, 2).split(self.head_size, dim=-1)
         ours.flash_attn_varlen_func(
@@ -165,12 +166,22 @@ def _is_ours(attn_metadata) -> bool:
     return getattr(attn_metadata, "hopper_attention_schedule", False)
 
 
+def _without_our_schedule(attn_metadata):
+    """The step for vLLM's attention, which would read our schedule as its own; it does without one then."""
+    if not _is_ours(attn_metadata):
+        return attn_metadata
+    step = copy.copy(attn_metadata)
+    step.scheduler_metadata = step.prefix_scheduler_metadata = None
+    return step
+
+
 def _is_plain(attn_metadata, output_scale, output_block_scale) -> bool:
-    """Whether a step asks for nothing but causal or full attention with a window."""
+    """Whether a step asks for nothing but causal or full attention with a window; cascades have two sets of lengths."""
     special = (
         output_scale,
         output_block_scale,
         attn_metadata.mm_prefix_query_range_tensor,
         attn_metadata.rswa_prefix_lens,
     )
-    return isinstance(attn_metadata.causal, bool) and all(x is None for x in special)
+    plain = isinstance(attn_metadata.causal, bool) and not attn_metadata.use_cascade
+    return plain and all(x is None for x in special)

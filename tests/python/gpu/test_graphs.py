@@ -132,6 +132,48 @@ def test_captured_with_maxima_replayed_with_the_step(with_metadata, invariant, s
             fail(case, f"{name}: rows were not written")
 
 
+@pytest.mark.parametrize("splits", [1, 0, 5])
+@pytest.mark.parametrize("invariant", [False, True], ids=["", "batch_invariant"])
+def test_packed_keys_whose_lengths_change(invariant, splits):
+    """Captured with room for all rows of q and k, replayed with other offsets of both: bitwise the eager call."""
+    rows = 6000
+    case = main_dims(Batch("graph of packed keys", (1,), (1,)))
+    step = Step(16, case.head_dim, case.dtype)
+    k, v = (x.flatten(0, 1)[:rows] for x in (step.k, step.v))
+    cu_k = torch.zeros(SEQUENCES + 1, dtype=torch.int32, device=support.DEVICE)
+
+    def set_step(queries: tuple[int, ...], keys: tuple[int, ...]) -> None:
+        step.set(queries, keys, 0)
+        starts = batches.offsets(keys)
+        cu_k.copy_(batches.int32(starts + [starts[-1]] * (SEQUENCES + 1 - len(starts))))
+
+    def attend() -> None:
+        hopper_attention.flash_attn_varlen_func(
+            *(step.q, k, v, step.cu, cu_k, 256, rows),
+            causal=True,
+            num_splits=splits,
+            batch_invariant=invariant,
+            return_attn_probs=True,
+            out=step.out,
+            softmax_lse=step.lse,
+        )
+
+    set_step(*STEPS["mixed"])
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        attend()
+    for name, (queries, keys) in STEPS.items():
+        set_step(queries, keys)
+        graph.replay()
+        replayed = step.results()
+        set_step(queries, keys)
+        attend()
+        require_same(case, f"replay of {name!r}, {splits} splits", replayed, step.results())
+        total = sum(queries)
+        if not bool(replayed[0][total:].isnan().all()) or not bool(replayed[0][:total].isfinite().all()):
+            fail(case, f"{name}: not the rows of the sequences were written")
+
+
 def test_metadata_made_inside_the_graph():
     case = main_dims(Batch("graph with its metadata", (1,), (1,)))
     step = Step(16, case.head_dim, case.dtype)
@@ -403,6 +445,8 @@ def calls_with_everything_given() -> dict:
     case = main_dims(Batch("everything given", (1, 70, 0), (900, 70, 5), keys="paged", causal=True, num_splits=0))
     made = make(case)
     results, metadata = batches.new_results(made), batches.schedule(made)
+    packed = make(main_dims(Batch("everything given", (1, 70, 0), (900, 70, 5), causal=True)))
+    of_packed = batches.new_results(packed)
     dense = support.main_dims(Case("everything given", 70, 900, causal=True))
     tensors = support.make_inputs(dense)
     out, lse = support.attend(dense, tensors)
@@ -410,6 +454,11 @@ def calls_with_everything_given() -> dict:
     workspace = torch.empty(64 << 20, dtype=torch.uint8, device=support.DEVICE)
     return {
         "dense": lambda: support.attend(dense, tensors, out=out, softmax_lse=lse, workspace=workspace),
+        "dense, splits": lambda: support.attend(
+            dense, tensors, out=out, softmax_lse=lse, workspace=workspace, num_splits=5
+        ),
+        "packed keys": lambda: attend(packed, of_packed, workspace=workspace),
+        "packed keys, splits": lambda: attend(packed, of_packed, workspace=workspace, num_splits=5),
         "paged": lambda: attend(made, results, workspace=workspace),
         "paged, metadata": lambda: attend(made, results, workspace=workspace, scheduler_metadata=metadata),
         "metadata": lambda: batches.schedule(made, out=metadata),
@@ -418,7 +467,11 @@ def calls_with_everything_given() -> dict:
     }
 
 
-@pytest.mark.parametrize("name", ["dense", "paged", "paged, metadata", "metadata", "merge", *CACHE_CALLS])
+PACKED_CALLS = ["packed keys", "packed keys, splits"]
+PAGED_CALLS = ["paged", "paged, metadata", *CACHE_CALLS]
+
+
+@pytest.mark.parametrize("name", ["dense", "dense, splits", *PACKED_CALLS, *PAGED_CALLS, "metadata", "merge"])
 def test_nothing_is_allocated_where_everything_is_given(name):
     call = calls_with_everything_given()[name]
     call()

@@ -392,6 +392,8 @@ class Metadata:
     max_num_splits: int = 0
     mm_prefix_query_range_tensor: object = None
     rswa_prefix_lens: object = None
+    use_cascade: bool = False
+    prefix_scheduler_metadata: object = None
 
 
 class TheirBackend:
@@ -428,6 +430,7 @@ class TheirImpl:
     def forward(
         self, layer, query, key, value, kv_cache, attn_metadata, output, output_scale=None, output_block_scale=None
     ):
+        self.step = attn_metadata
         return "theirs"
 
 
@@ -524,7 +527,7 @@ def test_vllm_layer(backend, window):
 
 @pytest.mark.parametrize(
     "special",
-    [{"causal": torch.zeros(2)}, {"mm_prefix_query_range_tensor": 1}, {"rswa_prefix_lens": 1}],
+    [{"causal": torch.zeros(2)}, {"mm_prefix_query_range_tensor": 1}, {"rswa_prefix_lens": 1}, {"use_cascade": True}],
     ids=lambda x: next(iter(x)),
 )
 def test_vllm_steps_of_another_kind_fall_back(backend, special):
@@ -561,6 +564,13 @@ def test_vllm_schedule_is_ours_if_all_layers_are(backend, monkeypatch):
     cache, output = torch.zeros(6, 2, 16, 32), torch.zeros(7, 4, 16)
     impl(backend).forward(None, p["q"], None, None, cache, built, output)
     assert given[-1] is metadata
+    cascade = builder.build(step(p, scheduler_metadata=metadata, prefix_scheduler_metadata=metadata, use_cascade=True))
+    layer = impl(backend)
+    assert layer.forward(None, p["q"], None, None, cache, cascade, output) == "theirs"
+    assert layer.step.scheduler_metadata is layer.step.prefix_scheduler_metadata is None, (
+        "our schedule in their kernels"
+    )
+    assert cascade.scheduler_metadata is cascade.prefix_scheduler_metadata is metadata
     for names in (["a", "b"], ["c"], []):
         mixed = backend.get_builder_cls()(None, names, layers, None)
         assert mixed._get_scheduler_metadata(**arguments) == "theirs"
