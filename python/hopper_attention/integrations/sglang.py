@@ -5,7 +5,8 @@
 SGLang finds `plugin` by itself, in each of its processes, as a plugin of the group sglang.srt.plugins; nothing happens
 unless the variable is set. Where Python starts the server, `install()` before sets it.
 
-`ver` chooses FlashAttention's version there; 3 runs here, others raise.
+`ver` chooses FlashAttention's version there; 3 runs here, others raise. Positions are those of sgl_kernel, whose functions
+are replaced; what only sglang's own functions have comes last.
 """
 
 from __future__ import annotations
@@ -77,13 +78,13 @@ def flash_attn_with_kvcache(
     sinks=None,
     score_mod=None,
     aux_tensors=None,
+    ver=3,
+    out=None,
     sfq=None,
     sfk=None,
     sfv=None,
     rel_bias=None,
     rel_bias_prep_cache=None,
-    ver=3,
-    out=None,
     max_seqlen_k=None,
     mask_mod=None,
 ):
@@ -185,13 +186,13 @@ def flash_attn_varlen_func(
     sinks=None,
     score_mod=None,
     aux_tensors=None,
+    ver=3,
+    out=None,
     sfq=None,
     sfk=None,
     sfv=None,
     rel_bias=None,
     rel_bias_prep_cache=None,
-    ver=3,
-    out=None,
     mask_mod=None,
 ):
     """`hopper_attention.flash_attn_varlen_func`; page_table comes after seqused_k, sinks is s_aux. Without cu_seqlens_q

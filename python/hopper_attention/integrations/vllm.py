@@ -60,7 +60,7 @@ def flash_attn_varlen_func(
     v_descale=None,
     num_splits=0,
     output_scale=None,
-    fa_version=3,
+    fa_version=2,
     s_aux=None,
     cp_world_size=1,
     cp_rank=0,

@@ -171,17 +171,16 @@ def _without_our_schedule(attn_metadata):
     if not _is_ours(attn_metadata):
         return attn_metadata
     step = copy.copy(attn_metadata)
-    step.scheduler_metadata = step.prefix_scheduler_metadata = None
+    step.scheduler_metadata = None
     return step
 
 
 def _is_plain(attn_metadata, output_scale, output_block_scale) -> bool:
-    """Whether a step asks for nothing but causal or full attention with a window; cascades have two sets of lengths."""
+    """Whether a step asks for nothing but causal or full attention with a window."""
     special = (
         output_scale,
         output_block_scale,
         attn_metadata.mm_prefix_query_range_tensor,
         attn_metadata.rswa_prefix_lens,
     )
-    plain = isinstance(attn_metadata.causal, bool) and not attn_metadata.use_cascade
-    return plain and all(x is None for x in special)
+    return isinstance(attn_metadata.causal, bool) and all(x is None for x in special)

@@ -1,9 +1,12 @@
-"""vLLM's and SGLang's spelling, against the signatures of vllm 0.33 and sglang 0.5.23; the backend on stand-ins."""
+"""vLLM's and SGLang's spelling, against what tools/engine_signatures found in their wheels; the backend on stand-ins."""
 
 from __future__ import annotations
 
+import ast
+import dataclasses
 import importlib
 import inspect
+import json
 import os
 import subprocess
 import sys
@@ -19,51 +22,217 @@ import hopper_attention  # noqa: E402
 from hopper_attention.integrations import sglang, vllm  # noqa: E402
 from torch_ops.samples import int32, values  # noqa: E402
 
-# name=default where there is one, in order
-VLLM_VARLEN = """q k v max_seqlen_q cu_seqlens_q max_seqlen_k cu_seqlens_k=None seqused_k=None q_v=None dropout_p=0.0
-    softmax_scale=None causal=False window_size=None softcap=0.0 alibi_slopes=None deterministic=False
-    return_attn_probs=False block_table=None return_softmax_lse=False out=None scheduler_metadata=None q_descale=None
-    k_descale=None v_descale=None num_splits=0 output_scale=None fa_version=3 s_aux=None cp_world_size=1 cp_rank=0
-    cp_tot_seqused_k=None mask_mod=None block_sparse_tensors=None aux_tensors=None aux_tensor_leading_dims=None
-    dynamic_causal=None gather_kv_indices=None gather_kv_valid_length=None"""
-VLLM_METADATA = """batch_size max_seqlen_q max_seqlen_k num_heads_q num_heads_kv headdim cache_seqlens qkv_dtype=None
-    headdim_v=None cu_seqlens_q=None cu_seqlens_k_new=None cache_leftpad=None page_size=None max_seqlen_k_new=0
-    causal=False window_size=(-1,-1) has_softcap=False num_splits=0 pack_gqa=None sm_margin=0"""
-SGLANG_CACHE = """q k_cache v_cache k=None v=None qv=None rotary_cos=None rotary_sin=None cache_seqlens=None
-    cache_batch_idx=None cache_leftpad=None page_table=None cu_seqlens_q=None cu_seqlens_k_new=None max_seqlen_q=None
-    rotary_seqlens=None q_descale=None k_descale=None v_descale=None softmax_scale=None causal=False
-    window_size=(-1,-1) attention_chunk=None softcap=0.0 rotary_interleaved=True scheduler_metadata=None num_splits=0
-    pack_gqa=None only_qv=False sm_margin=0 return_softmax_lse=False sinks=None score_mod=None aux_tensors=None sfq=None
-    sfk=None sfv=None rel_bias=None rel_bias_prep_cache=None ver=3 out=None max_seqlen_k=None mask_mod=None"""
-SGLANG_VARLEN = """q k v cu_seqlens_q cu_seqlens_k max_seqlen_q=None max_seqlen_k=None seqused_q=None seqused_k=None
-    page_table=None softmax_scale=None causal=False qv=None q_descale=None k_descale=None v_descale=None
-    window_size=(-1,-1) attention_chunk=0 softcap=0.0 num_splits=1 pack_gqa=None only_qv=False sm_margin=0
-    return_softmax_lse=False sinks=None score_mod=None aux_tensors=None sfq=None sfk=None sfv=None rel_bias=None
-    rel_bias_prep_cache=None ver=3 out=None mask_mod=None"""
+ROOT = Path(__file__).parents[3]
+INTEGRATIONS = ROOT / "python" / "hopper_attention" / "integrations"
+ENGINES = json.loads((ROOT / "tests" / "engine_signatures.json").read_text(encoding="utf-8"))  # tools/engine_signatures
+VLLM = ENGINES["vllm"]["modules"]
+THEIRS = VLLM["vllm/v1/attention/backends/flash_attn.py"]  # what vllm_backend calls so
+VLLM_FUNCTIONS = VLLM["vllm/vllm_flash_attn/flash_attn_interface.py"]
+KERNELS = ENGINES["sglang-kernel"]["modules"]["sgl_kernel/flash_attn.py"]
+DISPATCHER = ENGINES["sglang"]["modules"]["sglang/kernels/ops/attention/flash_attention.py"]
+LOADER = ENGINES["sglang"]["modules"]["sglang/kernels/ops/attention/flash_attention_v3.py"]
 
-SGLANG_METADATA = """batch_size max_seqlen_q max_seqlen_k num_heads num_heads_k headdim cache_seqlens qkv_dtype=None
-    headdim_v=None cu_seqlens_q=None cu_seqlens_k=None cu_seqlens_k_new=None seqused_q=None leftpad_k=None
-    page_size=None max_seqlen_k_new=0 causal=False window_size=(-1,-1) attention_chunk=0 has_softcap=False num_splits=0
-    pack_gqa=None sm_margin=0"""  # of sglang-kernel 0.4.10, with bf16 for qkv_dtype=None
+WHERE = {"vllm": VLLM_FUNCTIONS, "sgl_kernel": KERNELS, "sglang": DISPATCHER, "sglang v3": LOADER}
+# Ours take the same by position up to here; all of it where nothing stands here. The functions of sgl_kernel are replaced;
+# those of sglang call them, and have other parameters last.
+LAST_BY_POSITION = {"sglang": "aux_tensors", "sglang v3": "sinks"}
+OTHER_DEFAULTS = {"qkv_dtype": ("torch.bfloat16", None)}  # None is torch.bfloat16: the library imports no torch for it
+UNUSED = {
+    vllm.flash_attn_varlen_func: {
+        "deterministic": "of the backward pass",
+        "return_attn_probs": "vLLM returns the same with it",
+    },
+    sglang.flash_attn_with_kvcache: {
+        "max_seqlen_k": "a bound; the cache has one",
+        "pack_gqa": "a hint for speed; the plan decides",
+    },
+}
+FA4_ONLY = {
+    vllm.flash_attn_varlen_func: [
+        "output_scale",
+        "mask_mod",
+        "block_sparse_tensors",
+        "aux_tensors",
+        "aux_tensor_leading_dims",
+        "dynamic_causal",
+        "gather_kv_indices",
+        "gather_kv_valid_length",
+    ],
+    sglang.flash_attn_with_kvcache: [
+        "score_mod",
+        "aux_tensors",
+        "sfq",
+        "sfk",
+        "sfv",
+        "rel_bias",
+        "rel_bias_prep_cache",
+        "mask_mod",
+    ],
+}
+FA4_ONLY[sglang.flash_attn_varlen_func] = FA4_ONLY[sglang.flash_attn_with_kvcache]
+
+
+def names(parameters):
+    return [parameter["name"] for parameter in parameters]
+
+
+def call_of(module, name):
+    return module[name]["parameters"]
 
 
 @pytest.mark.parametrize(
-    "function, wanted",
+    "ours, where",
     [
-        (vllm.flash_attn_varlen_func, VLLM_VARLEN),
-        (vllm.get_scheduler_metadata, VLLM_METADATA),
-        (sglang.flash_attn_with_kvcache, SGLANG_CACHE),
-        (sglang.flash_attn_varlen_func, SGLANG_VARLEN),
-        (sglang.get_scheduler_metadata, SGLANG_METADATA),
+        (vllm.flash_attn_varlen_func, "vllm"),
+        (vllm.get_scheduler_metadata, "vllm"),
+        (sglang.flash_attn_with_kvcache, "sgl_kernel"),
+        (sglang.flash_attn_varlen_func, "sgl_kernel"),
+        (sglang.get_scheduler_metadata, "sgl_kernel"),
+        (sglang.flash_attn_with_kvcache, "sglang"),
+        (sglang.flash_attn_varlen_func, "sglang"),
+        (sglang.flash_attn_with_kvcache, "sglang v3"),
+        (sglang.flash_attn_varlen_func, "sglang v3"),
     ],
-    ids=["vllm varlen", "vllm metadata", "sglang cache", "sglang varlen", "sglang metadata"],
+    ids=lambda x: x if isinstance(x, str) else x.__name__,
 )
-def test_signatures(function, wanted):
-    found = [
-        name if p.default is p.empty else f"{name}={p.default}".replace(", ", ",")
-        for name, p in inspect.signature(function).parameters.items()
-    ]
-    assert found == wanted.split()
+def test_signatures_are_those_of_the_engines(ours, where):
+    wanted = call_of(WHERE[where], ours.__name__)
+    assert {parameter["kind"] for parameter in wanted} == {"POSITIONAL_OR_KEYWORD"}
+    found = inspect.signature(ours).parameters
+    assert {p.kind for p in found.values()} == {inspect.Parameter.POSITIONAL_OR_KEYWORD}
+    assert set(names(wanted)) <= set(found)
+    count = names(wanted).index(LAST_BY_POSITION[where]) + 1 if where in LAST_BY_POSITION else len(wanted)
+    assert list(found)[:count] == names(wanted)[:count]
+    for parameter in wanted:
+        name, text = parameter["name"], parameter.get("value", parameter["default"])
+        if name in OTHER_DEFAULTS:
+            assert (text, found[name].default) == OTHER_DEFAULTS[name]
+        elif text is None:
+            assert found[name].default is inspect.Parameter.empty, name
+        else:
+            assert found[name].default == ast.literal_eval(text), name
+    for name in set(found) - set(names(wanted)):
+        assert found[name].default is not inspect.Parameter.empty, f"{name}: they do not give it"
+
+
+def test_what_the_adapters_have_more_is_of_another_function_there():
+    for function in (sglang.flash_attn_with_kvcache, sglang.flash_attn_varlen_func):
+        theirs = {name for module in (KERNELS, DISPATCHER) for name in names(call_of(module, function.__name__))}
+        assert set(inspect.signature(function).parameters) == theirs
+    for function in (vllm.flash_attn_varlen_func, vllm.get_scheduler_metadata):
+        assert list(inspect.signature(function).parameters) == names(call_of(VLLM_FUNCTIONS, function.__name__))
+
+
+@pytest.mark.parametrize("module", [vllm, sglang], ids=["vllm", "sglang"])
+def test_every_argument_is_used_or_has_a_reason_not_to_be(module):
+    for name in ("flash_attn_varlen_func", "flash_attn_with_kvcache", "get_scheduler_metadata"):
+        function = getattr(module, name, None)
+        if function is not None:
+            read = {node.id for node in ast.walk(ast.parse(inspect.getsource(function))) if isinstance(node, ast.Name)}
+            assert set(inspect.signature(function).parameters) - read == set(UNUSED.get(function, {})), name
+
+
+# The names under which vllm_backend has instances of vLLM's classes; what it sets on them itself is not vLLM's.
+INSTANCES = {
+    "FlashAttentionMetadata": ("attn_metadata", "metadata", "step"),
+    "Attention": ("layer",),
+    "AttentionType": ("AttentionType",),
+}
+
+
+def vllm_class(name):
+    """What the JSON says of a class, wherever it is."""
+    found = [module[name] for module in VLLM.values() if "body" in module.get(name, ())]
+    return found[0] if found else None
+
+
+def members(name):
+    """Of a class of vLLM and those of its bases that are recorded."""
+    described = vllm_class(name)
+    if described is None:
+        return set()
+    own = {*described["body"], *described["set_on_self"], *described["methods"]}
+    return own.union(*(members(base.split("[")[0]) for base in described["bases"]))
+
+
+def read_of(node, name):
+    """Attributes that the code of a node reads of a variable."""
+    return {
+        one.attr
+        for one in ast.walk(node)
+        if isinstance(one, ast.Attribute)
+        and isinstance(one.ctx, ast.Load)
+        and isinstance(one.value, ast.Name)
+        and one.value.id == name
+    }
+
+
+@pytest.fixture(scope="module")
+def backend_source():
+    return ast.parse((INTEGRATIONS / "vllm_backend.py").read_text(encoding="utf-8"))
+
+
+def test_vllm_has_the_modules_that_we_import_from(backend_source):
+    registering = ast.parse((INTEGRATIONS / "vllm.py").read_text(encoding="utf-8"))
+    imported = []
+    for node in [*ast.walk(backend_source), *ast.walk(registering)]:
+        if isinstance(node, ast.ImportFrom) and node.module.startswith("vllm"):
+            path = node.module.replace(".", "/")
+            for alias in node.names:
+                if f"{path}/{alias.name}.py" not in VLLM:  # a module
+                    file = f"{path}.py" if f"{path}.py" in VLLM else f"{path}/__init__.py"
+                    assert alias.name in VLLM[file], f"{file}: {alias.name}"
+                imported.append(alias.name)
+    assert "AttentionBackendEnum" in imported and "flash_attn" in imported
+    assert {"CUSTOM"} <= members("AttentionBackendEnum")
+    assert names(call_of(VLLM["vllm/v1/attention/backends/registry.py"], "register_backend"))[1] == "class_path"
+    assert names(call_of(VLLM["vllm/config/vllm.py"], "get_layers_from_vllm_config"))[2] == "layer_names"
+
+
+def test_vllm_has_what_the_backend_reads(backend_source):
+    assert read_of(backend_source, "theirs") <= set(THEIRS)
+    for name, variables in INSTANCES.items():
+        read = set().union(*(read_of(backend_source, variable) for variable in variables))
+        assert read, f"{variables}: not in vllm_backend any more"
+        assert read <= members(name), f"{name} of vLLM has no {', '.join(sorted(read - members(name)))}"
+    assert THEIRS["logger"]["assigned"] == "init_logger(__name__)" and "info_once" in members("_VllmLogger")
+
+
+def test_the_backend_is_a_subclass_as_vllm_expects(backend_source):
+    classes = [node for node in backend_source.body if isinstance(node, ast.ClassDef)]
+    assert len(classes) == 3
+    for node in classes:
+        (base,) = (base.attr for base in node.bases)
+        methods = {one.name: one for one in node.body if isinstance(one, ast.FunctionDef)}
+        set_here = {
+            one.attr for one in ast.walk(node) if isinstance(one, ast.Attribute) and isinstance(one.ctx, ast.Store)
+        }
+        assert read_of(node, "self") - set(methods) - set_here <= members(base)
+        their_methods = vllm_class(base)["methods"]
+        for name, method in methods.items():
+            if name not in their_methods:
+                assert name == "_why_not" and name not in members(base), f"{base} has no {name}"
+            elif method.args.vararg is None:
+                ours = method.args
+                kinds = [(one.arg, "POSITIONAL_OR_KEYWORD") for one in ours.args]
+                kinds += [(one.arg, "KEYWORD_ONLY") for one in ours.kwonlyargs]
+                assert kinds == [(one["name"], one["kind"]) for one in their_methods[name]], name
+                assert len(ours.defaults) == sum(
+                    one["default"] is not None for one in their_methods[name] if one["kind"] != "KEYWORD_ONLY"
+                )
+
+
+def test_the_stand_ins_are_like_what_they_stand_for():
+    real = vllm_class("FlashAttentionMetadata")["body"]
+    assert {field.name for field in dataclasses.fields(Metadata)} <= set(real)
+    for stand_in, name in [
+        (TheirImpl(4, 16, 0.25, 2, None, None, "auto"), "FlashAttentionImpl"),
+        (TheirBuilder(None, [], None, None), "FlashAttentionMetadataBuilder"),
+    ]:
+        assert set(vars(stand_in)) <= members(name)
+        for method in {"__init__", "forward"} & set(vars(type(stand_in))):
+            found = inspect.signature(getattr(type(stand_in), method)).parameters
+            assert list(found) == names(vllm_class(name)["methods"][method])
 
 
 def paged():
@@ -150,8 +319,8 @@ def test_vllm_batch_invariant(setting, invariant, monkeypatch):
 
 
 REFUSED = {
-    **{name.split("=")[0]: object() for name in VLLM_VARLEN.split()[-7:]},  # what only FlashAttention-4 has
-    **{"dropout_p": 0.1, "alibi_slopes": object(), "output_scale": object(), "fa_version": 4},
+    **dict.fromkeys(FA4_ONLY[vllm.flash_attn_varlen_func], object()),
+    **{"dropout_p": 0.1, "alibi_slopes": object(), "fa_version": 4},
 }
 
 
@@ -287,7 +456,8 @@ def test_sglang_schedule_by_position(monkeypatch):
 
 @pytest.mark.parametrize(
     "name, value",
-    [("ver", 4), ("only_qv", True), ("score_mod", print), ("mask_mod", print), ("sfq", 1), ("rel_bias", 1)],
+    [("ver", 4), ("only_qv", True), *((name, print) for name in FA4_ONLY[sglang.flash_attn_with_kvcache])],
+    ids=lambda x: x if isinstance(x, str) else "",
 )
 def test_sglang_refuses_what_only_fa4_has(name, value):
     p = paged()
@@ -392,8 +562,6 @@ class Metadata:
     max_num_splits: int = 0
     mm_prefix_query_range_tensor: object = None
     rswa_prefix_lens: object = None
-    use_cascade: bool = False
-    prefix_scheduler_metadata: object = None
 
 
 class TheirBackend:
@@ -527,7 +695,7 @@ def test_vllm_layer(backend, window):
 
 @pytest.mark.parametrize(
     "special",
-    [{"causal": torch.zeros(2)}, {"mm_prefix_query_range_tensor": 1}, {"rswa_prefix_lens": 1}, {"use_cascade": True}],
+    [{"causal": torch.zeros(2)}, {"mm_prefix_query_range_tensor": 1}, {"rswa_prefix_lens": 1}],
     ids=lambda x: next(iter(x)),
 )
 def test_vllm_steps_of_another_kind_fall_back(backend, special):
@@ -564,13 +732,11 @@ def test_vllm_schedule_is_ours_if_all_layers_are(backend, monkeypatch):
     cache, output = torch.zeros(6, 2, 16, 32), torch.zeros(7, 4, 16)
     impl(backend).forward(None, p["q"], None, None, cache, built, output)
     assert given[-1] is metadata
-    cascade = builder.build(step(p, scheduler_metadata=metadata, prefix_scheduler_metadata=metadata, use_cascade=True))
+    special = builder.build(step(p, scheduler_metadata=metadata, rswa_prefix_lens=1))
     layer = impl(backend)
-    assert layer.forward(None, p["q"], None, None, cache, cascade, output) == "theirs"
-    assert layer.step.scheduler_metadata is layer.step.prefix_scheduler_metadata is None, (
-        "our schedule in their kernels"
-    )
-    assert cascade.scheduler_metadata is cascade.prefix_scheduler_metadata is metadata
+    assert layer.forward(None, p["q"], None, None, cache, special, output) == "theirs"
+    assert layer.step.scheduler_metadata is None, "our schedule in their kernels"
+    assert special.scheduler_metadata is metadata
     for names in (["a", "b"], ["c"], []):
         mixed = backend.get_builder_cls()(None, names, layers, None)
         assert mixed._get_scheduler_metadata(**arguments) == "theirs"
