@@ -171,6 +171,10 @@ def storage(shape: tuple[int, ...], dims: tuple[int, int], strides: str, dtype: 
     if strides == "K page, V page":  # (pages, 2, rows, heads, D): what vLLM allocates
         whole = torch.full((shape[0], 2, *shape[1:], max(dims)), value, dtype=dtype, device=device)
         return whole[:, 0, ..., :d], whole[:, 1, ..., :dv]
+    if strides == "gaps":  # behind each head and each row: multiples of 16 bytes and of nothing more
+        row = shape[-1] + 1
+        whole = (torch.full((*shape[:-1], row, n), value, dtype=dtype, device=device) for n in (d + 8, dv + 24))
+        return tuple(x[..., :-1, :n] for x, n in zip(whole, dims, strict=True))
     raise ValueError(f"strides: unknown kind {strides!r}")
 
 

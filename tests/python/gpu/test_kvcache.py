@@ -105,6 +105,14 @@ def test_cache_seqlens_as_an_int(by_index, queries):
             require_same(batch, f"cache_seqlens {lengths}", found, judged_results(made))
 
 
+@pytest.mark.parametrize("queries", [1, 3, 200])
+@pytest.mark.parametrize("page", [1, 16, 64])
+def test_cache_seqlens_as_an_int_of_pages(page, queries):
+    case = main_dims(Batch(f"all as long, pages of {page}", (queries,) * 4, (77,) * 4, call="cache", keys="paged",
+                           page_size=page, dense_q=True, causal=True, heads_q=8, num_splits=0))  # fmt: skip
+    judged_results(make(case), cache_seqlens=77)
+
+
 def test_an_index_outside_the_cache_has_no_keys():
     case = main_dims(Batch("rows that are not there", (2,) * 3, (40, 50, 60), call="cache", keys="dense", dense_q=True,
                            batch_idx=True, causal=True))  # fmt: skip

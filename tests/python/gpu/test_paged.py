@@ -225,6 +225,16 @@ def test_unused_memory_never_counts(case, page):
         require_same(case, f"{slot} in unused slots", attend(made), expected)
 
 
+@pytest.mark.parametrize("page", (1, 16, 20, 64))
+@pytest.mark.parametrize("queries", [(1, 4, 0), (70, 300, 1)], ids=["few queries", "many queries"])
+def test_strides_that_are_multiples_of_16_bytes(queries, page):
+    """Gaps behind each head and each row, behind those of V others than behind those of K: the bits of full pages."""
+    case = main_dims(Batch(f"gaps in pages of {page}", queries, (900, 400, 77), keys="paged", page_size=page, heads_q=8,
+                           causal=True))  # fmt: skip
+    expected = judged_results(make(case))
+    require_same(case, "with gaps", judged_results(make(case.but(strides="gaps"))), expected)
+
+
 def test_pages_that_a_window_has_left_may_be_gone():
     """Engines free them and leave any number in their slots of the table."""
     for page in (1, 4, 16, 64):
