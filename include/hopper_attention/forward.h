@@ -131,6 +131,7 @@ struct Plan {
   int cluster_if_alike = 0;         // as cluster, if it finds no sequence much longer than the others; 0: not asked
   bool draws_if_whole = false;      // tiles are drawn in its order if it cuts none
   bool starts_early = true;         // kernels are set up while the one before on the stream still runs
+  bool next_starts_early = true;    // and the next call while the combine kernel does, also if that merges nothing
   bool makes_schedule = false;      // which has to be computed first
   bool fixed_splits = false;        // splits depend on a sequence alone (batch_invariant)
   bool forces_splits = false;       // by units also where whole tiles fill the grid

@@ -35,6 +35,12 @@ int most_ctas_in_clusters(PlanRequest const& request, TileConfig const& tile, in
   return (size <= 2 ? sms : sms * 7 / 8) * tile.per_sm;
 }
 
+// Whether the clusters of two calls run beside each other. Where they do not, half of the next call's would wait for
+// this one's to end, and then run on SMs with neighbours.
+bool clusters_leave_room(PlanRequest const& request, TileConfig const& tile, int size, std::int64_t ctas) {
+  return size == 1 || 2 * ctas <= most_ctas_in_clusters(request, tile, size);
+}
+
 // Each block merges its own columns of the tile.
 bool shares_columns(TileConfig const& tile, int size) { return tile.head_dim_v % (size * kMergeColumns) == 0; }
 
@@ -181,6 +187,7 @@ void leave_clusters_to_schedule(PlanRequest const& request, Plan& plan) {
   }
   int const size = may_share_tiles(request) ? widest_cluster(request, kernel.tile) : 1;
   plan.cluster_if_alike = size;
+  plan.next_starts_early = clusters_leave_room(request, kernel.tile, size, size * tiles);
   if (size > 1) {
     kernel.ctas = most_ctas_in_clusters(request, kernel.tile, size) / size * size;
   } else if (tiles <= request.available_sms()) {
@@ -206,10 +213,8 @@ void plan_clusters(PlanRequest const& request, Plan& plan) {
     kernel.partial_rows = static_cast<int>(request.rows_of_sequence());
     kernel.partial_slots = kernel.most_tiles * of_tile;
   }
-  // Half of the clusters of the next call would wait for this one's to end, and then run on SMs with neighbours. Behind
-  // a combine kernel all SMs are free.
-  plan.starts_early =
-      plan.cluster == 1 || of_tile > 1 || 2 * kernel.ctas <= most_ctas_in_clusters(request, kernel.tile, plan.cluster);
+  // Behind a combine kernel all SMs are free.
+  plan.starts_early = of_tile > 1 || clusters_leave_room(request, kernel.tile, plan.cluster, kernel.ctas);
   plan.num_splits = plan.cluster * of_tile;
   std::string const reason = reason_for_share(request, kernel.tile, share);
   because(plan, "splits",

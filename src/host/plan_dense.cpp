@@ -45,7 +45,7 @@ int tile_ns(Problem const& problem, TileRow const& row, Packing const& packing, 
   QueryRange const queries = query_range(packing, slabs_of(row.tile), m, problem.seqlen_q);
   SeqlenQK const len{problem.seqlen_q, problem.seqlen_k};
   BlockRange const range = block_range(problem.mask, queries.first, queries.last, len, row.tile.keys);
-  if (!slabs_skip_blocks(row.tile.rows, row.tile.keys)) { return range.blocks() * row.cost.block + row.cost.tile; }
+  if (!slabs_skip_blocks(row.tile)) { return range.blocks() * row.cost.block + row.cost.tile; }
   std::int64_t blocks = 0;  // of slabs
   for (int slab = 0; slab < slabs_of(row.tile); ++slab) {
     QueryRange const rows = queries_of_slab(packing, queries, slab);

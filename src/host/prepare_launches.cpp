@@ -37,32 +37,6 @@ PageParams page_params(TileConfig const& tile, Problem const& problem) {
   return pages;
 }
 
-ScheduleParams schedule_params(Plan const& plan, KernelPlan const& kernel, Problem const& problem) {
-  TileShape const shape = tile_shape(kernel.tile, plan.packed_heads, plan.fixed_splits);
-  ScheduleParams p;
-  p.batch = problem.batch;
-  p.places = places_of(plan, kernel);
-  p.alike = sequence_work(shape, problem.mask, {problem.seqlen_q, problem.seqlen_k});
-  int const head_groups = problem.heads_q / plan.packed_heads;
-  p.share = card_share(plan, kernel);
-  p.head_groups = FastDivmod(head_groups);
-  p.ctas = kernel.ctas;
-  p.may_split = kernel.may_split;
-  p.always_split = plan.forces_splits;
-  p.bound_by_memory = kernel.family == KernelFamily::kDecode;
-  p.fixed_splits = plan.fixed_splits;
-  p.least_units = plan.fixed_splits ? 1 : kLeastUnits;
-  p.max_splits = plan.max_splits;
-  p.most_tiles = static_cast<int>(kernel.most_tiles / head_groups);
-  p.most_units = static_cast<int>(kernel.most_units / head_groups);
-  return p;
-}
-
-Packing packing_of(Plan const& plan, KernelPlan const& kernel) {
-  int const rows = rows_of_slab(kernel.tile);
-  return make_packing(plan.packed_heads, cluster_of(plan) > 1 ? std::min(rows, kMostMergeRows) : rows);
-}
-
 int queries_per_box(KernelPlan const& kernel, Problem const& problem, Packing const& packing) {
   // A tile of few queries brings no more than there are.
   return kernel.family == KernelFamily::kDecode ? std::min(packing.queries_per_slab, std::max(1, problem.seqlen_q))
@@ -109,6 +83,7 @@ std::optional<CombineLaunch> combine_launch(Plan const& plan, Problem const& pro
   p.packed_heads = make_packing(plan.packed_heads).heads;
   p.dtype = problem.dtype;
   p.head_dim_v = problem.head_dim_v;
+  p.next_starts_early = plan.next_starts_early;
   int rows = 0;
   std::int64_t candidates = 0;
   for (std::size_t i = 0; i < plan.kernels.size(); ++i) {

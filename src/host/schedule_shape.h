@@ -63,6 +63,28 @@ inline CardShare card_share(Plan const& plan, KernelPlan const& kernel) {
   return kernel.family == KernelFamily::kDecode ? CardShare::kLeaves : CardShare::kTakes;
 }
 
+// What a kernel is told about the schedule of the step, but for where it lies.
+inline ScheduleParams schedule_params(Plan const& plan, KernelPlan const& kernel, Problem const& problem) {
+  TileShape const shape = tile_shape(kernel.tile, plan.packed_heads, plan.fixed_splits);
+  ScheduleParams p;
+  p.batch = problem.batch;
+  p.places = places_of(plan, kernel);
+  p.alike = sequence_work(shape, problem.mask, {problem.seqlen_q, problem.seqlen_k});
+  int const head_groups = problem.heads_q / plan.packed_heads;
+  p.share = card_share(plan, kernel);
+  p.head_groups = FastDivmod(head_groups);
+  p.ctas = kernel.ctas;
+  p.may_split = kernel.may_split;
+  p.always_split = plan.forces_splits;
+  p.bound_by_memory = kernel.family == KernelFamily::kDecode;
+  p.fixed_splits = plan.fixed_splits;
+  p.least_units = plan.fixed_splits ? 1 : kLeastUnits;
+  p.max_splits = plan.max_splits;
+  p.most_tiles = static_cast<int>(kernel.most_tiles / head_groups);
+  p.most_units = static_cast<int>(kernel.most_units / head_groups);
+  return p;
+}
+
 // Of a plan with clusters: how many share a tile. More than one leave their results in slots of the workspace.
 constexpr int clusters_of_tile(KernelPlan const& kernel) {
   return kernel.may_split ? static_cast<int>(kernel.partial_slots / kernel.most_tiles) : 1;
@@ -70,6 +92,12 @@ constexpr int clusters_of_tile(KernelPlan const& kernel) {
 
 // Thread blocks of the clusters that a plan's kernel is launched in, 0 or 1 without clusters.
 inline int cluster_of(Plan const& plan) { return max_of(plan.cluster, plan.cluster_if_alike); }
+
+// The rows that a kernel's slabs hold: CTAs of a cluster merge no more than kMostMergeRows.
+inline Packing packing_of(Plan const& plan, KernelPlan const& kernel) {
+  int const rows = rows_of_slab(kernel.tile);
+  return make_packing(plan.packed_heads, cluster_of(plan) > 1 ? min_of(rows, kMostMergeRows) : rows);
+}
 
 constexpr std::int64_t aligned_bytes(std::int64_t bytes) { return (bytes + 255) / 256 * 256; }
 

@@ -11,6 +11,7 @@
 #include "kernels/gather_loader.h"
 #include "kernels/mainloop.h"
 #include "kernels/params.h"
+#include "kernels/swapped_epilogue.h"
 #include "kernels/swapped_mainloop.h"
 #include "kernels/tile_work.h"
 #include "kernels/tma_loader.h"

@@ -55,13 +55,6 @@ __device__ __forceinline__ void arrive_in_cluster(uint64_t& barrier, int rank) {
                : "memory");
 }
 
-// What a part of a tile leaves of a row: its O is to be multiplied by 2^exponent, as `sum`, the sum of its
-// probabilities. The exponent is -inf where the part has no key that the row sees.
-struct PartEnd {
-  float exponent;
-  float sum;
-};
-
 // What the one consumer warpgroup of a tile of few queries does after its part, where CTAs of a cluster share the tile.
 template <class Traits>
 class ClusterMerge {

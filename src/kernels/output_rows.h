@@ -28,6 +28,13 @@ __device__ __forceinline__ OutputRow output_row(AttentionParams const& params, T
   return {row, work.head * heads.divisor + slab_row - query_in_slab * heads.divisor, exists};
 }
 
+// What a part of a tile leaves of a row: its O is to be multiplied by 2^exponent, as `sum`, the sum of its
+// probabilities. The exponent is -inf where the part has no key that the row sees.
+struct PartEnd {
+  float exponent;
+  float sum;
+};
+
 // A row of softmax as exponents of 2: its terms are 2^exponent times `sum`; exponent is -inf where it saw no key.
 struct RowEnd {
   float scale;  // what the row's O is to be multiplied by

@@ -15,13 +15,6 @@ __device__ __forceinline__ float softcapped(float score, float inner) {
   return 1.0F - 2.0F * reciprocal_approx(exp2_approx(score * (2.0F * kLog2e * inner)) + 1.0F);
 }
 
-// Lets NaN through, as fminf does not.
-__device__ __forceinline__ float min_or_nan(float a, float b) {
-  float least;
-  asm("min.NaN.f32 %0, %1, %2;" : "=f"(least) : "f"(a), "f"(b));
-  return least;
-}
-
 // The same for all scores of a thread. The exponential unit is what limits a capped block: one reciprocal serves
 // kSharing = 4 scores, 1 / a = b (c d) / (a b c d), where there are registers for it. They are of one row, and of a
 // block that needs no mask: bits of a score must not depend on memory that its query does not see.

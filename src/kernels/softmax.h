@@ -33,11 +33,17 @@ __device__ __forceinline__ float reciprocal_approx(float x) {
   return y;
 }
 
-// Lets NaN through, as fmaxf does not.
+// These let NaN through, as fmaxf and fminf do not.
 __device__ __forceinline__ float max_or_nan(float a, float b) {
   float most;
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(most) : "f"(a), "f"(b));
   return most;
+}
+
+__device__ __forceinline__ float min_or_nan(float a, float b) {
+  float least;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(least) : "f"(a), "f"(b));
+  return least;
 }
 
 // The exponent of 2 that belongs to a row maximum. Its product is rounded by itself: contracted with what is subtracted

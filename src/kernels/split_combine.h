@@ -59,6 +59,8 @@ __global__ void __launch_bounds__(kSplitCombineThreads, 4)
   __syncthreads();
   PartedTile const tile = shared_tile;
   Sequence const sequence = shared_sequence;
+  // The next kernel may be set up as soon as all blocks are here: none of them can lack room for its CTAs.
+  if (params.next_starts_early || tile.place >= 0) { start_dependents(); }
   // The schedule and the lengths are older than the parts. Blocks without a tile make room for others, but for one, so
   // that this kernel ends last.
   if (tile.place >= 0 || blockIdx.x + blockIdx.y == 0) { wait_for_prerequisites(); }

@@ -21,6 +21,7 @@ struct SplitCombineParams : ResultParams {
   FastDivmod packed_heads;
   DataType dtype;
   int rows_per_block;
+  bool next_starts_early = true;  // also where a block has nothing to merge
 };
 
 inline constexpr int kSplitCombineWarps = 8;

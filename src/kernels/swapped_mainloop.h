@@ -9,57 +9,19 @@
 
 #include "kernels/cute.h"
 
-#include "kernels/cluster_merge.h"
 #include "kernels/mainloop.h"
 #include "kernels/output_rows.h"
 #include "kernels/params.h"
 #include "kernels/ring.h"
 #include "kernels/scores.h"
 #include "kernels/softmax.h"
+#include "kernels/thread_columns.h"
 #include "kernels/tile_work.h"
 #include "kernels/turns.h"
 
 namespace hopper_attention {
 
 using namespace cute;
-
-// Rows of the tile, which are columns here, of which a thread holds some scores and some of O.
-inline constexpr int kColumnsPerThread = 4;
-
-// An accumulator of 64 m x 16 as (column, row) of this thread: (4, 2 m).
-template <class Accumulator>
-__device__ __forceinline__ auto columns_view(Accumulator& acc) {
-  constexpr int kTiles = decltype(size(acc))::value / 8;
-  return make_tensor(acc.data(),
-                     Layout<Shape<Shape<_2, _2>, Shape<_2, Int<kTiles>>>, Stride<Stride<_1, _4>, Stride<_2, _8>>>{});
-}
-
-// Where the thread's column c and its row r of a columns_view() lie in the accumulator.
-struct ThreadColumns {
-  int first_column;
-  int first_row;
-
-  __device__ __forceinline__ explicit ThreadColumns(int thread)
-      : first_column(thread % 4 * 2), first_row(thread / 32 * 16 + thread % 32 / 4) {}
-
-  __device__ __forceinline__ int column(int c) const { return first_column + c / 2 * 8 + c % 2; }
-  __device__ __forceinline__ int row(int r) const { return first_row + r % 2 * 8 + r / 2 * 64; }
-};
-
-// Stores 8x8 matrices of 16-bit values, of which each thread holds two columns of a row, with rows and columns
-// exchanged. `row` is where the row of this lane's matrix goes: lanes 0 to 7 have those of the first one.
-template <class Element>
-__device__ __forceinline__ void store_transposed(Element* row, uint32_t (&matrices)[4]) {
-  SM90_U16x8_STSM_T::copy(matrices[0], matrices[1], matrices[2], matrices[3], *reinterpret_cast<uint128_t*>(row));
-}
-
-// Two values as one register of 16-bit ones.
-template <class Element>
-__device__ __forceinline__ uint32_t packed_pair(float a, float b) {
-  cutlass::Array<float, 2> const pair{a, b};
-  auto const rounded = cutlass::NumericArrayConverter<Element, float, 2>{}(pair);
-  return reinterpret_cast<uint32_t const&>(rounded);
-}
 
 template <class Traits>
 class SwappedMainloop {
@@ -294,144 +256,6 @@ class SwappedMainloop {
   float sum_[kColumnsPerThread];  // of this thread's keys until finish()
   KeyInterval keys_[kColumnsPerThread];
   int turn_ = 0;  // buffer of P
-};
-
-// Writes a tile or a part of one, or sends this CTA's part of it to where it is merged.
-template <class Traits>
-struct SwappedEpilogue {
-  using Element = typename Traits::Element;
-  using Mainloop = SwappedMainloop<Traits>;
-
-  AttentionParams const& params;
-  typename Traits::SharedStorage& shared;
-  int thread;
-
-  // A whole tile: through shared memory, so that rows leave in pieces of 16 bytes. `output` is a columns_view().
-  template <class Output>
-  __device__ __forceinline__ void store(TileWork const& work, PartEnd const (&parts)[kColumnsPerThread],
-                                        Output const& output) const {
-    ThreadColumns const place(thread);
-    EpilogueParams const& p = params.epilogue;
-    RowEnd ends[kColumnsPerThread];
-    CUTE_UNROLL
-    for (int c = 0; c < kColumnsPerThread; ++c) { ends[c] = row_end(parts[c]); }
-    if (p.sinks != nullptr) {
-      CUTE_UNROLL
-      for (int c = 0; c < kColumnsPerThread; ++c) {
-        OutputRow const id = output_row(params, work, work.queries.first, place.column(c));
-        if (!id.exists) { continue; }
-        ends[c] = end_row(ends[c].exponent, ends[c].sum, sink_log2(p.sinks, p.sinks_type, id.head));
-      }
-    }
-    Element* const rows = reinterpret_cast<Element*>(shared.o);  // (16, Dv), padded
-    Element* const row_of_lane =
-        rows + (thread % 8 + thread / 16 % 2 * 8) * kPitch + thread / 32 * 16 + thread / 8 % 2 * 8;
-    CUTE_UNROLL
-    for (int r = 0; r < size<1>(output); r += 2) {
-      uint32_t matrices[4];
-      CUTE_UNROLL
-      for (int i = 0; i < 4; ++i) {
-        int const c = i / 2 * 2;
-        matrices[i] =
-            packed_pair<Element>(ends[c].scaled(output(c, r + i % 2)), ends[c + 1].scaled(output(c + 1, r + i % 2)));
-      }
-      store_transposed(row_of_lane + r / 2 * 64, matrices);
-    }
-    if (place.first_row == 0) {
-      CUTE_UNROLL
-      for (int c = 0; c < kColumnsPerThread; ++c) {
-        *reinterpret_cast<float2*>(&shared.parts_ends[place.column(c) * 2]) =
-            make_float2(ends[c].exponent, ends[c].sum);
-      }
-    }
-    TileWork const item = work;  // by all lanes, before some have nothing to write (kActingLane)
-    asm volatile("" ::: "memory");
-    sync_warpgroup(0);
-    write(item, rows);
-  }
-
-  // A part of a tile to the workspace, from registers: eight lanes write 32 bytes of a row.
-  template <class Output>
-  __device__ __forceinline__ void store_part(TileWork const& work, PartEnd const (&parts)[kColumnsPerThread],
-                                             Output const& output) const {
-    ThreadColumns const place(thread);
-    PartialParams const& partial = params.epilogue.partial;
-    int const head_dim_v = params.epilogue.head_dim_v;
-    RowEnd ends[kColumnsPerThread];
-    CUTE_UNROLL
-    for (int c = 0; c < kColumnsPerThread; ++c) { ends[c] = row_end(parts[c]); }
-    int const slot = work.slot;  // by all lanes, before some have nothing to write (kActingLane)
-    asm volatile("" ::: "memory");
-    sync_warpgroup(0);  // all have their ends, before the next tile's maxima take the place of these
-    CUTE_UNROLL
-    for (int c = 0; c < kColumnsPerThread; ++c) {
-      int const row = place.column(c);
-      if (row >= partial.rows) { continue; }
-      std::int64_t const index = static_cast<std::int64_t>(slot) * partial.rows + row;
-      float* const to = partial.out + index * head_dim_v;
-      CUTE_UNROLL
-      for (int r = 0; r < size<1>(output); ++r) {
-        int const column = place.row(r);
-        if (column < head_dim_v) { to[column] = ends[c].scaled(output(c, r)); }
-      }
-      if (place.first_row == 0) { partial.lse[index] = ends[c].lse(); }
-    }
-  }
-
-  // This CTA's part of the tile to those of its cluster that merge it.
-  template <class Output>
-  __device__ __forceinline__ void send(ClusterMerge<Traits> const& to, PartEnd const (&ends)[kColumnsPerThread],
-                                       Output const& output, int rows) const {
-    ThreadColumns const place(thread);
-    int const owner = place.first_row % 8 + thread / 32 * 8;
-    CUTE_UNROLL
-    for (int c = 0; c < kColumnsPerThread; c += 2) {
-      int const row = place.column(c);
-      if (row >= rows) { continue; }
-      if (owner < to.parts()) {
-        to.send_end(owner, row, ends[c]);
-        to.send_end(owner, row + 1, ends[c + 1]);
-      }
-      CUTE_UNROLL
-      for (int r = 0; r < size<1>(output); ++r) {
-        to.send_pair(row, place.row(r), rows, output(c, r), output(c + 1, r));
-      }
-    }
-  }
-
- private:
-  static constexpr int kPiece = 16 / sizeof(Element);
-  static constexpr int kPieces = Traits::kHeadDimV / kPiece;  // of a row
-  static constexpr int kPitch = Traits::kHeadDimV + kPiece;   // rows begin in different banks
-  static_assert(Mainloop::kRows * kPitch <= Traits::kSlabElementsO);
-
-  __device__ __forceinline__ static RowEnd row_end(PartEnd const& part) {
-    return {part.exponent == -INFINITY ? 0.0F : reciprocal_approx(part.sum), part.exponent, part.sum};
-  }
-
-  __device__ __forceinline__ void write(TileWork const& work, Element const* rows) const {
-    EpilogueParams const& p = params.epilogue;
-    int const existing =
-        min_of((work.queries.last + 1 - work.queries.first) * params.packing.heads.divisor, Mainloop::kRows);
-    CUTE_NO_UNROLL
-    for (int i = thread; i < existing * kPieces; i += cutlass::NumThreadsPerWarpGroup) {
-      int const row = i / kPieces;
-      int const column = i % kPieces * kPiece;
-      OutputRow const id = output_row(params, work, work.queries.first, row);
-      if (!id.exists || column >= p.head_dim_v) { continue; }
-      Element* const to = output_pointer<Element>(params, work, id) + column;
-      Element const* const from = rows + row * kPitch + column;
-      if (p.out_by_tma) {
-        *reinterpret_cast<uint4*>(to) = *reinterpret_cast<uint4 const*>(from);
-      } else {
-        CUTE_NO_UNROLL
-        for (int c = 0; c < kPiece; ++c) { to[c] = from[c]; }
-      }
-      if (column == 0 && p.lse != nullptr) {
-        store_lse(params, work, id, {0.0F, shared.parts_ends[row * 2], shared.parts_ends[row * 2 + 1]});
-      }
-    }
-  }
 };
 
 }  // namespace hopper_attention

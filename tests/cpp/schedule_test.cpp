@@ -63,27 +63,9 @@ struct Call {
   Call& operator=(Call const&) = delete;
 };
 
-// As schedule_params() in prepare_launches.cpp.
 ScheduleParams schedule_of(Call& call, KernelPlan const& kernel) {
-  Plan const& plan = call.plan;
-  TileShape const shape = tile_shape(kernel.tile, plan.packed_heads, plan.fixed_splits);
-  ScheduleParams p;
+  ScheduleParams p = schedule_params(call.plan, kernel, call.problem);
   p.metadata = call.problem.ragged ? call.metadata.data() : nullptr;
-  p.batch = call.problem.batch;
-  p.places = places_of(plan, kernel);
-  p.alike = sequence_work(shape, call.problem.mask, {call.problem.seqlen_q, call.problem.seqlen_k});
-  int const head_groups = call.problem.heads_q / plan.packed_heads;
-  p.share = card_share(plan, kernel);
-  p.head_groups = FastDivmod(head_groups);
-  p.ctas = kernel.ctas;
-  p.may_split = kernel.may_split;
-  p.always_split = plan.forces_splits;
-  p.bound_by_memory = kernel.family == KernelFamily::kDecode;
-  p.fixed_splits = plan.fixed_splits;
-  p.least_units = plan.fixed_splits ? 1 : kLeastUnits;
-  p.max_splits = plan.max_splits;
-  p.most_tiles = static_cast<int>(kernel.most_tiles / head_groups);
-  p.most_units = static_cast<int>(kernel.most_units / head_groups);
   return p;
 }
 
@@ -92,8 +74,7 @@ AttentionParams params_of(Call& call, KernelPlan const& kernel) {
   AttentionParams p{};
   p.schedule = schedule_of(call, kernel);
   p.sequences = call.sequences;
-  int const rows = rows_of_slab(kernel.tile);
-  p.packing = make_packing(call.plan.packed_heads, cluster_of(call.plan) > 1 ? std::min(rows, kMostMergeRows) : rows);
+  p.packing = packing_of(call.plan, kernel);
   p.mask = call.problem.mask;
   p.load.groups_per_head_k = FastDivmod(sharing);
   p.alignment.unit = call.page_unit;

@@ -21,7 +21,8 @@ KERNELS = sorted((ROOT / "src/kernels").glob("*.h"))
 BINDINGS = sorted([*(ROOT / "python/bindings").glob("*.h"), *(ROOT / "python/bindings").glob("*.cpp")])
 
 LOADERS = ["tma_loader.h", "gather_loader.h"]
-POLICIES = ["interval_mask.h", "tile_scheduler.h", *LOADERS, "epilogue.h"]
+EPILOGUES = ["epilogue.h", "swapped_epilogue.h"]
+POLICIES = ["interval_mask.h", "tile_scheduler.h", *LOADERS, *EPILOGUES]
 MAINLOOPS = ["mainloop.h", "swapped_mainloop.h"]
 ABOVE_POLICIES = [*MAINLOOPS, "attention_kernel.h", "attention_entries.h"]
 ENDS_OF_TILES = ["output_rows.h", "cluster_merge.h"]
@@ -122,28 +123,28 @@ def test_no_policy_includes_the_mainloop_or_another_policy(policy):
 def test_mask_and_scheduler_reach_no_other_policy_and_loader_and_epilogue_not_each_other():
     for policy in ("interval_mask.h", "tile_scheduler.h"):
         assert names(closure(kernel(policy))[1]).isdisjoint(set(POLICIES) - {policy})
-    for policy in (*LOADERS, "epilogue.h"):
-        assert names(closure(kernel(policy))[1]).isdisjoint({*LOADERS, "epilogue.h"} - {policy})
+    for policy in (*LOADERS, *EPILOGUES):
+        assert names(closure(kernel(policy))[1]).isdisjoint({*LOADERS, *EPILOGUES} - {policy})
 
 
 def test_only_the_kernels_look_for_work():
     """Loader, mainloop and epilogue get a TileWork; whoever shares it out knows none of them."""
-    for file in (*LOADERS, "epilogue.h", *MAINLOOPS, *ENDS_OF_TILES):
+    for file in (*LOADERS, *EPILOGUES, *MAINLOOPS, *ENDS_OF_TILES):
         assert names(closure(kernel(file))[1]).isdisjoint({"work_source.h", "parted_tile.h"})
     for file in WORK:
         foreign, own = closure(kernel(file))
         assert [name for name in foreign if CUTE.search(name)] == []
-        assert names(own).isdisjoint({*LOADERS, "epilogue.h", *MAINLOOPS, *ENDS_OF_TILES, "tile_work.h"})
+        assert names(own).isdisjoint({*LOADERS, *EPILOGUES, *MAINLOOPS, *ENDS_OF_TILES, "tile_work.h"})
 
 
 @pytest.mark.parametrize("mainloop", MAINLOOPS)
 def test_a_mainloop_knows_neither_loader_nor_epilogue(mainloop):
-    assert names(closure(kernel(mainloop))[1]).isdisjoint({*LOADERS, "epilogue.h"})
+    assert names(closure(kernel(mainloop))[1]).isdisjoint({*LOADERS, *EPILOGUES})
 
 
 @pytest.mark.parametrize("file", ENDS_OF_TILES)
 def test_what_ends_a_tile_knows_no_policy_that_it_could_call_and_no_mainloop(file):
-    assert names(closure(kernel(file))[1]).isdisjoint({*LOADERS, "epilogue.h", *ABOVE_POLICIES})
+    assert names(closure(kernel(file))[1]).isdisjoint({*LOADERS, *EPILOGUES, *ABOVE_POLICIES})
 
 
 def test_loader_and_epilogue_reach_mask_and_scheduler_as_data_only():
@@ -154,7 +155,7 @@ def test_loader_and_epilogue_reach_mask_and_scheduler_as_data_only():
         direct = {target for target in includes(file)[1] if target.name not in DATA}
         return names(direct).union(*map(reached, direct))
 
-    for policy in (*LOADERS, "epilogue.h"):
+    for policy in (*LOADERS, *EPILOGUES):
         assert reached(kernel(policy)).isdisjoint({"interval_mask.h", "tile_scheduler.h"})
     assert {"cluster_merge.h", "output_rows.h", "sink.h"} <= reached(kernel("epilogue.h"))
 
