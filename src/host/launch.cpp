@@ -8,6 +8,7 @@
 #include "hopper_attention/forward.h"
 #include "host/cluster_params.h"
 #include "host/cuda_launch.h"
+#include "host/plan_request.h"
 #include "host/prepared_launches.h"
 #include "host/schedule_shape.h"
 #include "host/tensor_map.h"
@@ -235,9 +236,10 @@ void start(Launches const& launches, Plan const& plan, Problem const& problem, A
   SequenceParams const sequences = sequences_of_call(problem, args);
   DeviceGuard const guard(args.q.device);
   if (launches.schedule) {
-    launch_schedule(
-        {sequences, problem.mask, launches.schedule->prefill, launches.schedule->decode, workspace.metadata},
-        args.q.device, stream);
+    ScheduleKernelParams params = *launches.schedule;
+    params.sequences = sequences;
+    params.metadata = workspace.metadata;
+    launch_schedule(params, args.q.device, stream);
   }
   for (KernelLaunch const& kernel : launches.kernels) {
     start_kernel(kernel, plan, problem, args, sequences, workspace, stream);
@@ -262,9 +264,11 @@ void make_schedule(ScheduleArguments const& args, Stream stream) {
   sequences.seqused_k_all =
       args.options.seqused_k_all >= 0 ? clamped(args.options.seqused_k_all, 0, kUnbounded) : problem.seqlen_k;
   DeviceGuard const guard(args.metadata.device);
-  ScheduledTiles const tiles = scheduled_tiles(problem, args.options.batch_invariant);
-  launch_schedule({sequences, problem.mask, tiles.prefill, tiles.decode, static_cast<int*>(args.metadata.data)},
-                  args.metadata.device, stream);
+  int const device = args.metadata.device;
+  ScheduleKernelParams params = schedule_kernel_params(problem, ctas_of_few_tiles(problem, device_info(device)));
+  params.sequences = sequences;
+  params.metadata = static_cast<int*>(args.metadata.data);
+  launch_schedule(params, device, stream);
 }
 
 }  // namespace hopper_attention

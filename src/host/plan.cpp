@@ -59,13 +59,15 @@ char const* reason_for_a_schedule(PlanRequest const& request) {
 }
 
 // Who computes the schedule: a kernel of this call, another call before (metadata), or nobody.
-void choose_schedule(Problem const& problem, Plan& plan, char const* reason) {
+void choose_schedule(PlanRequest const& request, Plan& plan, char const* reason) {
+  Problem const& problem = request.problem;
   // Metadata count queries by cu_seqlens_q and keys as one rank does. Splits of fixed size would differ where the call
   // counts other queries (a dense q may have others than the metadata were made for, seqused_q leaves some out) or
   // other keys (on another rank a chunk may have more).
   bool const others_count = !problem.packed_q || problem.seqused_q || problem.mask.cp_world > 1;
   bool const may_differ = problem.has_metadata && problem.batch_invariant && others_count && plan.cluster == 0;
   plan.makes_schedule = problem.ragged && (!problem.has_metadata || may_differ);
+  if (plan.makes_schedule) { plan.ctas_of_few_tiles = ctas_of_few_tiles(problem, request.device); }
   char const* const maker =
       may_differ
           ? "a kernel makes it first: with batch_invariant, metadata serve packed queries without seqused_q on one rank"
@@ -87,7 +89,7 @@ void share_out(PlanRequest const& request, Plan& plan) {
                              : draws     ? "whole tiles, drawn in its order, the longest first"
                                          : nullptr;
   plan.listed = reason != nullptr;
-  if (plan.listed) { choose_schedule(request.problem, plan, reason); }
+  if (plan.listed) { choose_schedule(request, plan, reason); }
   if (clusters) {
     if (!plan.listed) {
       because(plan, "schedule", "none: one tile for each sequence and group of heads, all at once or short");

@@ -173,6 +173,31 @@ bool draws_tiles(PlanRequest const& request) {
          request.blocks_of_tile(tile) > kMostBlocksOfShortTile;
 }
 
+namespace {
+
+// Of a call whose schedule decides between clusters of `size` and units.
+int ctas_by_schedule(PlanRequest const& request, TileConfig const& tile, int size) {
+  if (size > 1) { return most_ctas_in_clusters(request, tile, size) / size * size; }
+  bool const alone = request.tiles_of_few() <= request.available_sms();  // none shares its SM with another
+  return alone ? std::min(request.most_ctas(tile), request.available_sms()) : request.most_ctas(tile);
+}
+
+}  // namespace
+
+int ctas_of_few_tiles(Problem problem, DeviceInfo const& device) {
+  problem.seqlen_q = 1;
+  problem.seqlen_k = 1 << 24;
+  problem.num_splits = 0;
+  problem.mask = {};
+  testing::ForcedPlan const forced;
+  PlanRequest const request{problem, device, forced};
+  int const packed = request.scheduled_packing();
+  bool const few_rows = few_rows_use(problem.head_dim, problem.head_dim_v, packed) == TileUse::kFewRows;
+  if (problem.batch_invariant || !few_rows) { return 0; }
+  TileConfig const tile = request.tile_row(TileUse::kFewRows).tile;
+  return ctas_by_schedule(request, tile, widest_cluster(request, tile));
+}
+
 void leave_clusters_to_schedule(PlanRequest const& request, Plan& plan) {
   testing::ForcedPlan const& forced = request.forced;
   bool const is_forced = forced.cluster != 0 || forced.num_splits >= 2 || forced.ctas > 0 || request.forces_tile();
@@ -188,11 +213,8 @@ void leave_clusters_to_schedule(PlanRequest const& request, Plan& plan) {
   int const size = may_share_tiles(request) ? widest_cluster(request, kernel.tile) : 1;
   plan.cluster_if_alike = size;
   plan.next_starts_early = clusters_leave_room(request, kernel.tile, size, size * tiles);
-  if (size > 1) {
-    kernel.ctas = most_ctas_in_clusters(request, kernel.tile, size) / size * size;
-  } else if (tiles <= request.available_sms()) {
-    kernel.ctas = std::min(kernel.ctas, request.available_sms());  // none shares its SM with another
-  }
+  int const ctas = ctas_by_schedule(request, kernel.tile, size);
+  kernel.ctas = size > 1 ? ctas : std::min(kernel.ctas, ctas);
   if (kernel.may_split) { kernel.partial_slots = 2 * std::int64_t{kernel.ctas}; }
   because(plan, "tiles", size > 1 ? concat("each by a cluster of ", size, " blocks") : "each by a block",
           kernel.may_split ? " if the schedule finds no sequence much longer than the others" : "");

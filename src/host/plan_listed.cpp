@@ -145,11 +145,13 @@ KernelPlan& choose_kernel(PlanRequest const& request, Plan& plan, TileUse use, b
 
   int const blocks = ceil_div(std::max(problem.seqlen_k, 1), shape.keys) + 1;
   std::int64_t const units = shape.fixed_split > 0 ? ceil_div(blocks, shape.fixed_split) : blocks;
-  kernel.most_units = std::min(kMaxTiles, kernel.most_tiles * units);
+  constexpr int kMostRounding = 3;  // of units of few tiles, see FewTiles
+  bool const rounded = use == TileUse::kFewRows && problem.ragged && !plan.fixed_splits;
+  kernel.most_units = std::min(kMaxTiles, kernel.most_tiles * units * (rounded ? kMostRounding : 1));
   // More units than can be counted are not shared out. With lengths on the device the kernels decide so.
   kernel.may_split = may_split && (problem.ragged || plan.fixed_splits || kernel.most_tiles * units <= kMaxTiles);
   kernel.ctas =
-      static_cast<int>(std::min<std::int64_t>(kernel.ctas, kernel.may_split ? kernel.most_units : kernel.most_tiles));
+      static_cast<int>(std::min<std::int64_t>(kernel.ctas, kernel.most_tiles * (kernel.may_split ? units : 1)));
   if (kernel.may_split) {
     kernel.partial_rows = decode
                               ? static_cast<int>(std::min<std::int64_t>(kernel.tile.rows, request.rows_of_sequence()))

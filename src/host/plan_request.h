@@ -86,6 +86,9 @@ void plan_clusters(PlanRequest const& request, Plan& plan);
 // For a plan with a schedule, whose bound on the lengths is too long for clusters: what the sequences really have may
 // not be. An engine's bound is what a page table has room for.
 void leave_clusters_to_schedule(PlanRequest const& request, Plan& plan);
+// Thread blocks of a call of few queries whose schedule decides between clusters and units, whatever the bounds on its
+// lengths: metadata are made without knowing those. 0: units have a fixed size, or the tile has 64 rows.
+int ctas_of_few_tiles(Problem problem, DeviceInfo const& device);
 
 // plan_listed.cpp: a schedule shares the tiles out.
 bool splitting_pays(PlanRequest const& request);

@@ -140,21 +140,27 @@ std::vector<KernelLaunch> kernel_launches(Plan const& plan, Problem const& probl
 
 }  // namespace
 
-ScheduledTiles scheduled_tiles(Problem const& problem, bool fixed_splits) {
+ScheduleKernelParams schedule_kernel_params(Problem const& problem, int ctas_of_few_tiles) {
   int const packed = scheduled_packing(problem.heads_q, problem.heads_k);
+  bool const fixed_splits = problem.batch_invariant;
   auto const shape = [&](TileUse use) {
     TileRow const* const row = find_tile(problem.head_dim, problem.head_dim_v, use);
     require<NotImplemented>(row != nullptr, "head_dim: no kernel holds head dims (", problem.head_dim, ", ",
                             problem.head_dim_v, ") of q and v");
     return tile_shape(row->tile, packed, fixed_splits);
   };
-  return {shape(TileUse::kRagged), shape(few_queries_use(problem.head_dim, problem.head_dim_v, packed, fixed_splits))};
+  ScheduleKernelParams p{};
+  p.mask = problem.mask;
+  p.prefill = shape(TileUse::kRagged);
+  p.decode = shape(few_queries_use(problem.head_dim, problem.head_dim_v, packed, fixed_splits));
+  p.few_tiles = {ctas_of_few_tiles, problem.heads_q / packed, kLeastUnits};
+  return p;
 }
 
 std::shared_ptr<Launches const> prepare_launches(Plan const& plan, Problem const& problem) {
   auto launches = std::make_shared<Launches>();
   launches->kernels = kernel_launches(plan, problem);
-  if (plan.makes_schedule) { launches->schedule = scheduled_tiles(problem, plan.fixed_splits); }
+  if (plan.makes_schedule) { launches->schedule = schedule_kernel_params(problem, plan.ctas_of_few_tiles); }
   launches->combine = combine_launch(plan, problem);
   return launches;
 }

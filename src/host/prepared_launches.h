@@ -10,18 +10,14 @@
 #include "host/cuda_launch.h"
 #include "host/launches.h"
 #include "kernels/params.h"
+#include "kernels/schedule_params.h"
 #include "kernels/split_combine_params.h"
 
 namespace hopper_attention {
 
-// How the schedule kernel counts tiles.
-struct ScheduledTiles {
-  TileShape prefill;
-  TileShape decode;
-};
-
-// Raises NotImplemented if no kernel holds the head dims.
-ScheduledTiles scheduled_tiles(Problem const& problem, bool fixed_splits);
+// All but what tensors say. ctas_of_few_tiles: see plan_request.h. Raises NotImplemented if no kernel holds the head
+// dims.
+ScheduleKernelParams schedule_kernel_params(Problem const& problem, int ctas_of_few_tiles);
 
 // What the boxes of a kernel's tensor maps are made of.
 struct BoxShape {
@@ -46,8 +42,8 @@ struct CombineLaunch {
 };
 
 struct Launches {
-  std::optional<ScheduledTiles> schedule;  // where the call makes it
-  std::vector<KernelLaunch> kernels;       // in the order of their start
+  std::optional<ScheduleKernelParams> schedule;  // where the call makes it
+  std::vector<KernelLaunch> kernels;             // in the order of their start
   std::optional<CombineLaunch> combine;
 };
 

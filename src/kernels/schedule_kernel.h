@@ -73,6 +73,30 @@ __device__ __forceinline__ int inclusive_sum(int value) {
   return value;
 }
 
+// Units of the place of each lane of a warp, the longest first, rounded up to whole chunks. Of chunk sizes the first of
+// a few that leaves no more chunks than CTAs; with sum of units / (CTAs - tiles) there are none too many. A call
+// divides all units by its CTAs to find the size: where that would be a smaller one, the longest tile gets some more
+// chunks.
+__device__ __forceinline__ int units_in_chunks(FewTiles const& few, PlaceWork const& work) {
+  constexpr int kMostUnits = 1 << 29;
+  int const of_group = sum_of_warp(work.units);
+  int const tiles = sum_of_warp(work.tiles) * few.head_groups;
+  bool const one_each = __all_sync(kAllLanes, work.tiles <= 1);
+  if (!one_each || tiles == 0 || 2 * tiles > few.ctas || of_group > kMostUnits / few.head_groups) { return work.units; }
+  int size = max_of(few.least_units, ceil_div(2 * of_group * few.head_groups, 2 * few.ctas - tiles));
+  int chunks = 0;  // of the lane's tile
+  int all = 0;
+  for (;; size += 1 + size / 16) {
+    chunks = work.tiles == 0 ? 0 : ceil_div(work.units, size);
+    all = sum_of_warp(chunks) * few.head_groups;
+    if (all <= few.ctas) { break; }
+  }
+  int const wanted = size <= few.least_units ? 0 : few.ctas - ceil_div(few.ctas, size) + 1;
+  int const more = all < wanted ? ceil_div(wanted - all, few.head_groups) : 0;
+  bool const fits = all + more * few.head_groups <= few.ctas;
+  return size * (chunks + (threadIdx.x % 32 == 0 && fits ? more : 0));
+}
+
 template <int kCtas>
 __device__ __forceinline__ void make_schedule(ScheduleKernelParams const& params, Shared& shared) {
   using Cluster = Ctas<kCtas>;
@@ -213,6 +237,13 @@ __device__ __forceinline__ void make_schedule(ScheduleKernelParams const& params
     }
   }
   Cluster::sync();
+  // Prefill has the first half of the buckets.
+  int const prefill = sum_of_warp(lane < kBuckets / 2 / 32 ? shared.buckets_of_warp[lane] : 0);
+  if (kCtas == 1 && warp == 0 && prefill == 0 && batch <= kMostFewTiles && params.few_tiles.ctas > 0) {
+    PlaceWork const work = lane < batch ? shared.work[lane] : PlaceWork{0, 0};
+    int const units_of_lane = units_in_chunks(params.few_tiles, work);
+    if (lane < batch) { shared.work[lane].units = units_of_lane; }
+  }
 
   // Sums over the places: of each thread's in its warp, of the warps, of the CTAs.
   auto const work_at = [&](int place) {
@@ -237,8 +268,6 @@ __device__ __forceinline__ void make_schedule(ScheduleKernelParams const& params
     sum.tiles += sum_of_warp(of_other.tiles);
     sum.units += sum_of_warp(of_other.units);
   }
-  // Prefill has the first half of the buckets.
-  int const prefill = sum_of_warp(lane < kBuckets / 2 / 32 ? shared.buckets_of_warp[lane] : 0);
   for (int turn = 0; turn < turns; ++turn) {
     int const place = first + turn * 32;
     PlaceWork const work = work_at(place);

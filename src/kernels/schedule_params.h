@@ -5,11 +5,23 @@
 
 namespace hopper_attention {
 
+// Where sequences are at most kMostFewTiles, all with few queries, and their tiles, of all head groups, at most half as
+// many as the CTAs of a call, units are rounded up to whole chunks of the call. A chunk then lies in one tile; one that
+// ends in the next tile is two items, and its CTA is done last. Nothing else changes: tiles are cut in proportion to
+// the blocks that they have.
+struct FewTiles {
+  int ctas = 0;  // 0: units are not rounded
+  int head_groups = 1;
+  int least_units = 1;  // of a chunk
+};
+inline constexpr int kMostFewTiles = 32;  // a lane of a warp for each
+
 struct ScheduleKernelParams {
   SequenceParams sequences;
   MaskParams mask;
   TileShape prefill;
   TileShape decode;
+  FewTiles few_tiles;
   int* metadata;  // as schedule.h lays it out
 };
 

@@ -207,7 +207,7 @@ int check_schedules() {
   auto const up_to = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n + 1)); };
   for (int const batch : {1,   2,   3,    4,    5,    31,   32,   33,   255,  256,  257,   511,
                           512, 513, 1023, 1025, 2048, 2049, 4096, 5000, 8192, 8193, 20'000}) {
-    for (int round = 0; round < 8; ++round) {
+    for (int round = 0; round < 12; ++round) {
       // In turn: mixed lengths, all alike, decode with a few prompts, all empty.
       std::vector<int> starts{0};
       std::vector<int> keys;
@@ -222,9 +222,10 @@ int check_schedules() {
       ScheduleKernelParams params{};
       params.mask = {up_to(3) == 0 ? up_to(2000) : kUnlimited, up_to(1) == 0 ? 0 : kUnlimited,
                      up_to(3) == 0 ? 1 + up_to(5000) : 0};
-      int const fixed = round >= 4 ? 32 : 0;
+      int const fixed = round >= 8 ? 32 : 0;
       params.prefill = {32, 128, fixed == 0 ? 0 : 1 << 30};
       params.decode = {16, 64, fixed};
+      if (fixed == 0 && up_to(3) > 0) { params.few_tiles = {up_to(1) == 0 ? 132 : 1 + up_to(300), 1 + up_to(3), 2}; }
       params.sequences.batch = batch;
       params.sequences.seqlen_q = starts.back();
       params.sequences.capacity_k = 1 << 20;

@@ -10,6 +10,7 @@
 
 #include "hopper_attention/forward.h"
 #include "hopper_attention/testing.h"
+#include "host/plan_request.h"
 #include "host/schedule_shape.h"
 #include "host/text.h"
 #include "host/tile_order.h"
@@ -983,6 +984,52 @@ TEST_CASE("plan: the next call starts early unless half of its clusters would ha
     }
   }
   CHECK(plan(problem(2, 512, 4096, 32, 8, 128, true), card(132)).starts_early);
+}
+
+TEST_CASE(
+    "plan: behind a schedule that leaves clusters nothing to merge, the next call starts early if both fit the card") {
+  auto const made = [](int batch) {
+    Problem p = ragged(1, 1'000'000, 128, batch);
+    p.heads_q = 8;
+    p.heads_k = 1;
+    p.num_splits = 0;
+    return plan(p, card(132));
+  };
+  CHECK(made(2).cluster_if_alike == 16);
+  CHECK(made(2).next_starts_early);
+  CHECK(made(16).cluster_if_alike == 4);
+  CHECK_FALSE(made(16).next_starts_early);  // 64 blocks of each call
+  CHECK(made(64).cluster_if_alike == 1);
+  CHECK(made(64).next_starts_early);
+}
+
+TEST_CASE("ctas_of_few_tiles: the blocks of calls that leave clusters to the schedule, whatever their bounds") {
+  int by_schedule = 0;
+  for (int const batch : {1, 2, 3, 7, 16, 31, 32}) {
+    for (auto const& [heads_q, heads_k] : {std::pair(8, 1), {8, 2}, {32, 8}, {4, 4}}) {
+      for (int const head_dim : {64, 128, 192, 256}) {
+        for (int const bound : {20'000, 131'072, 1'000'000}) {
+          for (int const sms : {78, 114, 132}) {
+            Problem p = ragged(1, bound, head_dim, batch);
+            p.heads_q = heads_q;
+            p.heads_k = heads_k;
+            p.num_splits = 0;
+            Plan const made = plan(p, card(sms));
+            if (made.cluster_if_alike == 0 && !made.draws_if_whole) { continue; }
+            CAPTURE(made.explain());
+            ++by_schedule;
+            CHECK(made.ctas == ctas_of_few_tiles(p, card(sms)));
+            CHECK(made.ctas_of_few_tiles == made.ctas);
+          }
+        }
+      }
+    }
+  }
+  CHECK(by_schedule > 300);
+  Problem fixed = ragged(1, 131'072, 128, 16);
+  fixed.batch_invariant = true;
+  CHECK(ctas_of_few_tiles(fixed, card(132)) == 0);
+  CHECK(ctas_of_few_tiles(ragged(1, 131'072, 96, 16), card(132)) == 0);  // a tile of 64 rows
 }
 
 TEST_CASE("plan_with: clusters can be forced and forbidden") {

@@ -36,8 +36,47 @@ inline std::vector<ModelPlace> model_places(ScheduleKernelParams const& params) 
   return places;
 }
 
+// Units of few tiles in whole chunks: a size of which there are at most as many as CTAs, and which is what the units
+// divided by CTAs give.
+inline void round_up_units(FewTiles const& few, std::vector<ModelPlace>& places) {
+  long long units = 0;
+  long long tiles = 0;
+  for (ModelPlace const& place : places) {
+    if (!place.decode || place.work.tiles > 1) { return; }
+    units += static_cast<long long>(place.work.tiles) * place.work.units * few.head_groups;
+    tiles += static_cast<long long>(place.work.tiles) * few.head_groups;
+  }
+  if (few.ctas == 0 || places.size() > 32 || tiles == 0 || 2 * tiles > few.ctas || units > 1 << 29) { return; }
+  auto const chunks_of = [](ModelPlace const& place, long long size) {
+    return place.work.tiles == 0 ? 0 : (place.work.units + size - 1) / size;
+  };
+  auto const all = [&](long long size) {
+    long long sum = 0;
+    for (ModelPlace const& place : places) { sum += chunks_of(place, size) * few.head_groups; }
+    return sum;
+  };
+  long long const spare = 2LL * few.ctas - tiles;
+  long long size = std::max<long long>(few.least_units, (2 * units + spare - 1) / spare);
+  while (all(size) > few.ctas) { size += 1 + size / 16; }
+  long long more = 0;  // chunks of the longest tile
+  auto const too_few = [&](long long chunks) {
+    return size > few.least_units && (chunks * size + few.ctas - 1) / few.ctas < size;
+  };
+  while (too_few(all(size) + more * few.head_groups)) { ++more; }
+  if (all(size) + more * few.head_groups > few.ctas) { more = 0; }
+  for (ModelPlace& place : places) {
+    place.work.units = static_cast<int>(size * (chunks_of(place, size) + (&place == &places.front() ? more : 0)));
+  }
+}
+
 inline std::vector<int> model_metadata(ScheduleKernelParams const& params) {
-  std::vector<ModelPlace> const places = model_places(params);
+  std::vector<ModelPlace> places = model_places(params);
+  int longest[2] = {0, 0};  // units of a tile: prefill, decode
+  for (ModelPlace const& place : places) {
+    int& most = longest[place.decode ? 1 : 0];
+    if (place.work.tiles > 0) { most = std::max(most, place.work.units); }
+  }
+  round_up_units(params.few_tiles, places);
   auto const stride = static_cast<std::size_t>(schedule_stride(params.sequences.batch));
   std::vector<int> order(stride), tiles_until(stride), units_until(stride), facts(stride);
   int tiles = 0;
@@ -49,12 +88,12 @@ inline std::vector<int> model_metadata(ScheduleKernelParams const& params) {
       tiles += place.work.tiles;
       units += place.work.tiles * place.work.units;
       if (!place.decode) { ++facts[kPrefillPlaces]; }
-      int& most = facts[place.decode ? kMostUnitsDecode : kMostUnitsPrefill];
-      if (place.work.tiles > 0) { most = std::max(most, place.work.units); }
     }
     tiles_until[i] = tiles;
     units_until[i] = units;
   }
+  facts[kMostUnitsPrefill] = longest[0];
+  facts[kMostUnitsDecode] = longest[1];
   std::vector<int> metadata{0};
   for (auto const& part : {order, tiles_until, units_until, facts}) {
     metadata.insert(metadata.end(), part.begin(), part.end());

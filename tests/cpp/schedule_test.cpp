@@ -17,6 +17,7 @@
 
 #include "hopper_attention/testing.h"
 #include "host/cluster_params.h"
+#include "host/plan_request.h"
 #include "host/schedule_shape.h"
 #include "kernels/parted_tile.h"
 #include "kernels/schedule_params.h"
@@ -55,6 +56,7 @@ struct Call {
   SequenceParams sequences;  // points into `lengths`
   Problem problem;
   Plan plan;
+  int sm_count = 132;
   int page_unit = 1;
   std::vector<int> metadata;  // empty: all sequences are alike
 
@@ -102,7 +104,8 @@ ScheduleKernelParams schedule_kernel_of(Call const& call) {
   Problem const& problem = call.problem;
   int const packed = scheduled_packing(problem.heads_q, problem.heads_k);
   TileUse const few = few_queries_use(problem.head_dim, problem.head_dim_v, packed, call.plan.fixed_splits);
-  return {call.sequences, problem.mask, shape(TileUse::kRagged), shape(few), nullptr};
+  FewTiles const few_tiles{ctas_of_few_tiles(problem, card(call.sm_count)), problem.heads_q / packed, kLeastUnits};
+  return {call.sequences, problem.mask, shape(TileUse::kRagged), shape(few), few_tiles, nullptr};
 }
 
 struct Request {
@@ -209,6 +212,7 @@ void make_call(Request const& r, Call& call) {
   testing::ForcedPlan forced;
   forced.num_splits = r.forced_splits;
   forced.cluster = r.forced_cluster;
+  call.sm_count = r.sm_count;
   call.plan = testing::plan_with(call.problem, card(r.sm_count), forced);
   if (call.problem.ragged && call.plan.listed) { call.metadata = model_metadata(schedule_kernel_of(call)); }
 }
@@ -795,6 +799,51 @@ TEST_CASE("schedule: where the bound is what a page table has room for, lengths 
   CHECK(seen.drawn_by_schedule > 100);
   CHECK(seen.units_by_schedule > 100);
   CHECK(one_long > 100);
+}
+
+TEST_CASE("schedule: of few tiles no CTA has pieces of two, and pieces of a tile are equal within one block") {
+  Random random(23);
+  int by_units = 0;
+  int with_two = 0;
+  for (int i = 0; i < 600; ++i) {
+    Request r;
+    for (int b = pick(random, 1, 24); b > 0; --b) {
+      int const keys = pick(random, 0, 3) == 0 ? pick(random, 0, 60'000) : pick(random, 0, 4'000);
+      r.lengths.push_back({pick(random, 0, 9) == 0 ? 0 : 1, keys, keys});
+    }
+    std::tie(r.heads_q, r.heads_k) = one_of<std::pair<int, int>>(random, {{1, 1}, {8, 1}, {16, 2}, {32, 8}, {16, 4}});
+    r.head_dim = one_of<int>(random, {64, 128, 192, 256});
+    r.sm_count = one_of<int>(random, {48, 114, 132});
+    r.options.num_splits = 0;
+    r.slack_k = 131'072;
+    CAPTURE(i);
+    CAPTURE(text_of(r));
+    Call call;
+    make_call(r, call);
+    REQUIRE(call.plan.kernels.size() == 1);
+    KernelPlan const& kernel = call.plan.kernels.front();
+    AttentionParams const params = params_of(call, kernel);
+    Schedule const schedule(params.schedule);
+    if (call.plan.cluster > 0 || work_of(params) != WorkFrom::kSchedule || 2 * schedule.tiles() > schedule.ctas()) {
+      continue;
+    }
+    ++by_units;
+    std::vector<Done> done;
+    REQUIRE(run_kernel(params, kernel, random, Turn::kLeastLoaded, done) == "");
+    std::map<int, int> items;
+    for (Done const& d : done) { ++items[d.cta]; }
+    bool const two = std::any_of(items.begin(), items.end(), [](auto const& cta) { return cta.second > 1; });
+    with_two += two;
+    if (two) { continue; }
+    for (auto const& [name, parts] : parts_of_tiles(params, done)) {
+      auto const [least, most] = std::minmax_element(
+          parts.begin(), parts.end(), [](Part const& a, Part const& b) { return a.end - a.begin < b.end - b.begin; });
+      CHECK(most->end - most->begin <= least->end - least->begin + 1);
+    }
+  }
+  CHECK(by_units > 150);
+  // Where the longest tile cannot get more chunks, a call's chunks are smaller than those of the schedule.
+  CHECK(20 * with_two <= by_units);
 }
 
 TEST_CASE("clusters: they suffice where no sequence is much longer than the others") {

@@ -104,14 +104,53 @@ def work_of(q_lengths: Any, k_lengths: Any, mask: Mask, shapes: Shapes) -> Work:
     return Work(decode, tiles, units)
 
 
-def metadata(work: Work) -> np.ndarray:
+MOST_FEW_TILES = 32
+LEAST_UNITS = 2  # of a chunk
+
+
+@dataclass(frozen=True)
+class Call:
+    """Of few queries, which shares units out in chunks of one size: its thread blocks and groups of heads."""
+
+    blocks: int = 0
+    head_groups: int = 1
+
+    def chunk(self, units: int) -> int:
+        """Units of a chunk, of so many in all head groups."""
+        return max(LEAST_UNITS, -(-units // self.blocks))
+
+
+def in_whole_chunks(work: Work, call: Call) -> np.ndarray:
+    """Units of each sequence; of few tiles, all of few queries, rounded up so that no chunk of the call lies in two of
+    them, with no more chunks than blocks.
+    """
+    tiles = int(work.tiles.sum()) * call.head_groups
+    plain = work.tiles * work.units
+    units = int(plain.sum()) * call.head_groups
+    few = len(work.tiles) <= MOST_FEW_TILES and bool(work.decode.all()) and max(work.tiles, default=0) <= 1
+    if not few or tiles == 0 or 2 * tiles > call.blocks or units > 2**29:
+        return plain
+    size = max(LEAST_UNITS, -(-2 * units // (2 * call.blocks - tiles)))
+    while (-(-plain // size)).sum() * call.head_groups > call.blocks:
+        size += 1 + size // 16
+    chunks = -(-plain // size)
+    longest = work.order()[0]
+    more = 0  # that make the call's chunks as large
+    while call.chunk(size * (int(chunks.sum()) + more) * call.head_groups) < size:
+        more += 1
+    if (chunks.sum() + more) * call.head_groups <= call.blocks:
+        chunks[longest] += more
+    return size * chunks
+
+
+def metadata(work: Work, call: Call = Call()) -> np.ndarray:
     """(1 + 4 * stride,) int32: the counter at 0, then ARRAYS."""
     size = len(work.tiles)
     stride = -(-size // 4) * 4
     order = work.order()
     found = np.zeros((4, stride), dtype=np.int64)
     found[0, :size] = order
-    for row, numbers in ((1, work.tiles), (2, work.tiles * work.units)):
+    for row, numbers in ((1, work.tiles), (2, in_whole_chunks(work, call))):
         found[row, :size] = np.cumsum(numbers[order])
         found[row, size:] = numbers.sum()
     found[3, 0] = np.sum(~work.decode)
@@ -146,6 +185,30 @@ def parts(work: Work, blocks: Callable[[int, int], int], chunk_units: int) -> It
                 last = min((chunk + 1) * chunk_units - before, units)
                 yield Part(chunk, sequence, tile, first * count // units, last * count // units)
             before += units
+
+
+def call_of(batch: int, head_dim: int, head_dim_v: int, heads_q: int, heads_k: int) -> Call:
+    """Blocks as the plan of a call of one query each says whose lengths may be long; none where 64 rows share a tile."""
+    import hopper_attention
+
+    plan = hopper_attention.plan(
+        dtype="bf16",
+        head_dim=head_dim,
+        head_dim_v=head_dim_v,
+        page_size=16,
+        device="H200",
+        batch=batch,
+        max_seqlen_q=1,
+        max_seqlen_k=1 << 20,
+        total_q=batch,
+        heads_q=heads_q,
+        heads_kv=heads_k,
+        num_splits=0,
+    )
+    ratio = heads_q // heads_k
+    packed = max(heads for heads in range(1, 65) if ratio % heads == 0)
+    few_rows = any(re.search(r"^tile: .*decode 16 rows", reason) for reason in plan.reasons)
+    return Call(plan.ctas if few_rows else 0, heads_q // packed)
 
 
 def shapes_of(head_dim: int, head_dim_v: int, heads_q: int, heads_k: int, batch_invariant: bool) -> Shapes:

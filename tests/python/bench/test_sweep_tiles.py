@@ -84,6 +84,8 @@ def test_blocks_and_tiles_of_a_head(sweep, mask):
     assert sweep.work(case, 192, 80) == ((2 * 4, 2) if mask == "full" else (3 + 4, 2)), "this tile skips nothing"
     slabs = 5 * [3] if mask == "full" else [1, 2, 2, 3, 3]
     assert sweep.work(case, 128, 100) == (sum(slabs) / 2, 3), "each slab visits what it sees, and a missing one nothing"
+    mla = {**case, "head_dim": 192, "head_dim_v": 128}
+    assert sweep.work(mla, 128, 100) == ((3 * 3, 3) if mask == "full" else (2 + 3 + 3, 3)), "V is narrower: none skips"
     assert sweep.work({**case, "window": (50, 0)}, 100, 100) == (1 + 2 + 2, 3)
 
 

@@ -20,7 +20,7 @@ from schedule_model import Mask  # noqa: E402
 pytestmark = pytest.mark.gpu
 
 # Around a warp, the fewest threads of the kernel, the most sequences of one thread block, and far beyond.
-SIZES = (1, 2, 5, 31, 32, 33, 255, 256, 257, 512, 513, 1000, 4096, 20000)
+SIZES = (1, 2, 5, 16, 31, 32, 33, 255, 256, 257, 512, 513, 1000, 4096, 20000)
 STEPS = 24  # of each size
 MOST_PROMPTS = 40  # of a step, so that int32 holds the sum of all units
 DIMS = ((64, 64), (72, 72), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256))
@@ -59,6 +59,11 @@ class Step:
 @functools.cache
 def shapes_of(*of: object) -> schedule_model.Shapes:
     return schedule_model.shapes_of(*of)
+
+
+@functools.cache
+def call_of(*of: int) -> schedule_model.Call:
+    return schedule_model.call_of(*of)
 
 
 def cache_length(r: random.Random) -> int:
@@ -113,7 +118,9 @@ def random_step(size: int, number: int) -> Step:
 
 def of_model(step: Step) -> np.ndarray:
     shapes = shapes_of(*step.dims, *step.heads, step.batch_invariant)
-    return schedule_model.metadata(schedule_model.work_of(step.q_lengths(), step.k_lengths(), step.mask, shapes))
+    few = step.size <= schedule_model.MOST_FEW_TILES and not step.batch_invariant
+    call = call_of(step.size, *step.dims, *step.heads) if few else schedule_model.Call()
+    return schedule_model.metadata(schedule_model.work_of(step.q_lengths(), step.k_lengths(), step.mask, shapes), call)
 
 
 def of_library(step: Step) -> torch.Tensor:
