@@ -212,7 +212,8 @@ void leave_clusters_to_schedule(PlanRequest const& request, Plan& plan) {
   }
   int const size = may_share_tiles(request) ? widest_cluster(request, kernel.tile) : 1;
   plan.cluster_if_alike = size;
-  plan.next_starts_early = clusters_leave_room(request, kernel.tile, size, size * tiles);
+  // Where two blocks have room on an SM, those of the next call would begin beside this one's, on some SMs two of them.
+  plan.next_starts_early = kernel.tile.per_sm == 1 && clusters_leave_room(request, kernel.tile, size, size * tiles);
   int const ctas = ctas_by_schedule(request, kernel.tile, size);
   kernel.ctas = size > 1 ? ctas : std::min(kernel.ctas, ctas);
   if (kernel.may_split) { kernel.partial_slots = 2 * std::int64_t{kernel.ctas}; }
