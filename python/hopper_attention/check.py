@@ -10,6 +10,9 @@ from hopper_attention.arguments import integer, is_torch, lengths, needed, windo
 MOST_RANKS = 1 << 16  # as src/host/problem.cpp
 
 
+MOST_TILE_QUERIES = 256  # at least as many as a tile of any kernel holds
+
+
 def check_metadata(
     q,
     k,
@@ -51,7 +54,8 @@ def check_metadata(
     query sees all keys behind cache_leftpad. No row of the cache and no slot of a page is appended to twice: sequences
     that only fill up the batch of a CUDA graph and append to one dummy page are named, too; leave them out here, or give
     each a page. scheduler_metadata must have room for the sequences, name each once, have tiles for those with queries
-    alone, running sums that never decrease and counters at 0; that of CPU tensors is all zeros.
+    alone, as many as their numbers of queries can have, running sums that never decrease and counters at 0; that of CPU
+    tensors is all zeros. Metadata made for other lengths of keys only share the work out less evenly: nothing is said.
 
     The kernels never need it: they clamp all of this and touch nothing outside their buffers. Tensors may be on the GPU
     (torch) or the CPU (torch, numpy). Copies them to the host, which synchronises: ValueError while a graph is
@@ -375,6 +379,40 @@ def check_schedule(metadata: Any, rows: Any, queries: Any) -> None:
             raise ValueError(
                 f"scheduler_metadata: place {place} has {here[place]} {what}, but its sequence, {b}, has {rows[b]} queries"
             )
+    if batch > 0:
+        check_tiles(tiles - sums_before(tiles), order, rows, queries, int(prefill))
+
+
+def check_tiles(tiles: Any, order: Any, rows: Any, queries: Any, prefill: int) -> None:
+    """The places of a schedule have the tiles of its sequences' queries: those of few queries, behind `prefill` places,
+    one each, all others as many as tiles of one size that hold them. rows, queries: as in check_schedule().
+    """
+    import numpy as np
+
+    first, few = order[:prefill], order[prefill:]
+    if len(first) and len(few) and queries[few].max() >= rows[first].min():
+        many, other = few[queries[few].argmax()], first[rows[first].argmin()]
+        raise ValueError(
+            f"scheduler_metadata: was made for other lengths: sequence {many} with {queries[many]} queries is among those "
+            f"of few queries, sequence {other} with {rows[other]} is not"
+        )
+    if (tiles[prefill:] > 1).any():
+        place = prefill + int((tiles[prefill:] > 1).argmax())
+        raise ValueError(
+            f"scheduler_metadata: was made for other lengths: place {place} has {tiles[place]} tiles, but its sequence, "
+            f"{order[place]}, is among those of few queries, which have one"
+        )
+    if prefill == 0:
+        return
+    size = np.arange(1, MOST_TILE_QUERIES + 1)[:, None]
+    fits = (-(-queries[first] // size) <= tiles[:prefill]) & (tiles[:prefill] <= -(-rows[first] // size))
+    if not fits.all(axis=1).any():
+        best = int(fits.sum(axis=1).argmax())
+        place = int((~fits[best]).argmax())
+        raise ValueError(
+            f"scheduler_metadata: was made for other lengths: place {place} has {tiles[place]} tiles, but its sequence, "
+            f"{order[place]}, has {rows[order[place]]} queries, and tiles of {best + 1} queries hold those of most others"
+        )
 
 
 def sums_before(sums: Any) -> Any:

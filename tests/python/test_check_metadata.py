@@ -54,8 +54,8 @@ APPEND = {
 ORDER = int32(2, 0, 1)
 
 
-def metadata(order=ORDER, tiles=(1, 3, 4), units=(4, 9, 10), behind=(), drawn=0, facts=(2, 4, 9, 0)):
-    """Of three sequences with queries."""
+def metadata(order=ORDER, tiles=(1, 2, 3), units=(4, 9, 10), behind=(), drawn=0, facts=(0, 0, 9, 0)):
+    """Of three sequences with queries, which are few."""
     return int32(drawn, *order, 0, *tiles, 0, *units, 0, *facts, *behind)
 
 
@@ -114,10 +114,24 @@ RIGHT = {
     "a schedule in a longer buffer": {**PAGED, "scheduler_metadata": metadata(behind=(0, 0, 0))},
     "a sequence without queries has no tiles": {
         **VARLEN,
-        "scheduler_metadata": metadata(tiles=(1, 3, 3), units=(4, 9, 9)),
+        "scheduler_metadata": metadata(tiles=(1, 2, 2), units=(4, 9, 9)),
+    },
+    "some with few queries": {
+        **VARLEN,
+        "scheduler_metadata": metadata(tiles=(2, 3, 3), units=(4, 9, 9), facts=(1, 2, 5, 0)),
+    },
+    "all with many": {**VARLEN, "scheduler_metadata": metadata(tiles=(3, 5, 5), units=(4, 9, 9), facts=(2, 2, 0, 0))},
+    "made for all rows of a dense q": {
+        **PAGED,
+        "seqused_q": int32(0, 1, 2),
+        "scheduler_metadata": metadata(tiles=(2, 4, 6), facts=(3, 9, 0, 0)),
+    },
+    "made for the queries of a dense q that count": {
+        **PAGED,
+        "seqused_q": int32(1, 1, 1),
+        "scheduler_metadata": metadata(tiles=(1, 2, 3), facts=(3, 9, 0, 0)),
     },
     "a schedule does not know seqused_q": {**PAGED, "seqused_q": int32(0, 1, 2), "scheduler_metadata": metadata()},
-    "no prefill": {**PAGED, "scheduler_metadata": metadata(facts=(0, 0, 9, 0))},
     "prefill alone": {**PAGED, "scheduler_metadata": metadata(facts=(3, 9, 0, 0))},
     "no sequence, with a schedule": {
         **VARLEN,
@@ -212,8 +226,8 @@ WRONG = [
     ("scheduler_metadata: place 1 has sequence 3, but there are 3", PAGED, {"scheduler_metadata": metadata((2, 3, 1))}),
     ("scheduler_metadata: place 0 has sequence -1", PAGED, {"scheduler_metadata": metadata((-1, 3, 1))}),
     ("scheduler_metadata: places 0 and 2 both have sequence 2", PAGED, {"scheduler_metadata": metadata((2, 0, 2))}),
-    ("scheduler_metadata: the sum of tiles decreases from 3 to 2 at place 2", PAGED,
-        {"scheduler_metadata": metadata(tiles=(1, 3, 2))}),
+    ("scheduler_metadata: the sum of tiles decreases from 2 to 1 at place 2", PAGED,
+        {"scheduler_metadata": metadata(tiles=(1, 2, 1))}),
     ("scheduler_metadata: the sum of units decreases from 0 to -4 at place 0", PAGED,
         {"scheduler_metadata": metadata(units=(-4, 3, 4))}),
     ("scheduler_metadata: the counter of drawn items, element 0, must be 0 between calls, found 7", PAGED,
@@ -224,13 +238,21 @@ WRONG = [
         {"scheduler_metadata": metadata(facts=(4, 4, 9, 0))}),
     ("scheduler_metadata: -1 places are of prefill", PAGED, {"scheduler_metadata": metadata(facts=(-1, 4, 9, 0))}),
     ("scheduler_metadata: place 2 has 0 tiles, but its sequence, 1, has 2 queries", PAGED,
-        {"scheduler_metadata": metadata(tiles=(1, 3, 3))}),
+        {"scheduler_metadata": metadata(tiles=(1, 2, 2))}),
     ("scheduler_metadata: place 2 has 0 units, but its sequence, 1, has 2 queries", PAGED,
         {"scheduler_metadata": metadata(units=(4, 9, 9))}),
     ("scheduler_metadata: place 2 has 1 tiles, but its sequence, 1, has 0 queries", VARLEN,
         {"scheduler_metadata": metadata()}),
     ("scheduler_metadata: place 0 has 0 tiles, but its sequence, 1, has 1 queries", CACHE,
         {"scheduler_metadata": int32(0, 1, 0, 0, 0, *[0] * 12)}),
+    ("scheduler_metadata: was made for other lengths: place 1 has 2 tiles, but its sequence, 0, is among those of few",
+        PAGED, {"scheduler_metadata": metadata(tiles=(1, 3, 4))}),
+    ("scheduler_metadata: was made for other lengths: sequence 2 with 6 queries is among those of few queries, "
+        "sequence 0 with 3 is not", VARLEN,
+        {"scheduler_metadata": metadata((0, 2, 1), (1, 2, 2), (4, 9, 9), facts=(1, 4, 9, 0))}),
+    ("scheduler_metadata: was made for other lengths: place 1 has 9 tiles, but its sequence, 0, has 3 queries, and "
+        "tiles of 3 queries hold those of most others", VARLEN,
+        {"scheduler_metadata": metadata(tiles=(2, 11, 11), units=(4, 19, 19), facts=(3, 2, 0, 0))}),
 ]  # fmt: skip
 
 
@@ -238,6 +260,40 @@ WRONG = [
 @pytest.mark.parametrize("given", RIGHT.values(), ids=RIGHT.keys())
 def test_nothing_is_said_of_what_is_right(given):
     assert hopper_attention.check_metadata(**given) is None
+
+
+def test_nothing_is_said_of_metadata_of_the_model_and_something_of_those_for_other_queries():
+    """As the kernel makes them: tests/python/gpu/test_schedule.py holds it against the model."""
+    import schedule_model
+
+    shapes = schedule_model.shapes_of(128, 128, 8, 2, False)
+    random = np.random.default_rng(5)
+    named = missed = 0
+    for _ in range(300):
+        size = int(random.integers(1, 40))
+        queries = random.integers(0, random.choice((2, 9, 300)), (2, size))
+        keys = random.integers(0, 2000, size)
+        made = [schedule_model.work_of(q, keys, schedule_model.Mask(right=0), shapes) for q in queries]
+        right, other = (schedule_model.metadata(work) for work in made)
+        starts = np.concatenate(([0], np.cumsum(queries[0]))).astype(np.int32)
+        given = {
+            "q": shaped(int(starts[-1]), 8, 128),
+            "k": shaped(size, 2000, 2, 128),
+            "cu_seqlens_q": starts,
+            "cache_seqlens": keys.astype(np.int32),
+        }
+        assert hopper_attention.check_metadata(**given, scheduler_metadata=right) is None
+        needs_others = (made[0].tiles != made[1].tiles).any() or (made[0].decode != made[1].decode).any()
+        if not needs_others:
+            continue
+        try:
+            hopper_attention.check_metadata(**given, scheduler_metadata=other)
+        except ValueError as error:
+            assert str(error).startswith("scheduler_metadata: ")
+            named += 1
+        else:
+            missed += 1
+    assert named > 150 and 20 * missed <= named, "tiles of a few sequences may have another size"
 
 
 @pytest.mark.filterwarnings("error")
