@@ -11,6 +11,7 @@ MOST_RANKS = 1 << 16  # as src/host/problem.cpp
 
 
 MOST_TILE_QUERIES = 256  # at least as many as a tile of any kernel holds
+MOST_FEW_QUERIES = 64  # of a sequence that counts as one of few queries
 
 
 def check_metadata(
@@ -401,6 +402,12 @@ def check_tiles(tiles: Any, order: Any, rows: Any, queries: Any, prefill: int) -
         raise ValueError(
             f"scheduler_metadata: was made for other lengths: place {place} has {tiles[place]} tiles, but its sequence, "
             f"{order[place]}, is among those of few queries, which have one"
+        )
+    if len(few) and queries[few].max() > MOST_FEW_QUERIES:
+        many = few[queries[few].argmax()]
+        raise ValueError(
+            f"scheduler_metadata: was made for other lengths: sequence {many} is among those of few queries, at most "
+            f"{MOST_FEW_QUERIES}, but has {queries[many]}"
         )
     if prefill == 0:
         return

@@ -188,6 +188,7 @@ int ctas_of_few_tiles(Problem problem, DeviceInfo const& device) {
   problem.seqlen_q = 1;
   problem.seqlen_k = 1 << 24;
   problem.num_splits = 0;
+  problem.sm_margin = 0;
   problem.mask = {};
   testing::ForcedPlan const forced;
   PlanRequest const request{problem, device, forced};
@@ -236,7 +237,8 @@ void plan_clusters(PlanRequest const& request, Plan& plan) {
     kernel.partial_rows = static_cast<int>(request.rows_of_sequence());
     kernel.partial_slots = kernel.most_tiles * of_tile;
   }
-  // Behind a combine kernel all SMs are free.
+  // A combine kernel lets the next call begin: one of 32k keys takes 12.6 us instead of 14.4, though clusters of that
+  // call have no room before this one's end.
   plan.starts_early = of_tile > 1 || clusters_leave_room(request, kernel.tile, plan.cluster, kernel.ctas);
   plan.num_splits = plan.cluster * of_tile;
   std::string const reason = reason_for_share(request, kernel.tile, share);

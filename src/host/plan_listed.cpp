@@ -145,8 +145,11 @@ KernelPlan& choose_kernel(PlanRequest const& request, Plan& plan, TileUse use, b
 
   int const blocks = ceil_div(std::max(problem.seqlen_k, 1), shape.keys) + 1;
   std::int64_t const units = shape.fixed_split > 0 ? ceil_div(blocks, shape.fixed_split) : blocks;
-  constexpr int kMostRounding = 3;  // of units of few tiles, see FewTiles
-  bool const rounded = use == TileUse::kFewRows && problem.ragged && !plan.fixed_splits;
+  // Units of few tiles, whose sequences all fit in 16 rows, may be rounded up (FewTiles), also where the call's bound
+  // is more.
+  constexpr int kMostRounding = 3;
+  bool const rounded = decode && problem.ragged && !plan.fixed_splits &&
+                       few_rows_use(problem.head_dim, problem.head_dim_v, plan.packed_heads) == TileUse::kFewRows;
   kernel.most_units = std::min(kMaxTiles, kernel.most_tiles * units * (rounded ? kMostRounding : 1));
   // More units than can be counted are not shared out. With lengths on the device the kernels decide so.
   kernel.may_split = may_split && (problem.ragged || plan.fixed_splits || kernel.most_tiles * units <= kMaxTiles);

@@ -87,7 +87,8 @@ void plan_clusters(PlanRequest const& request, Plan& plan);
 // not be. An engine's bound is what a page table has room for.
 void leave_clusters_to_schedule(PlanRequest const& request, Plan& plan);
 // Thread blocks of a call of few queries whose schedule decides between clusters and units, whatever the bounds on its
-// lengths: metadata are made without knowing those. 0: units have a fixed size, or the tile has 64 rows.
+// lengths and its sm_margin: metadata are made without knowing those. 0: units have a fixed size, or the tile has 64
+// rows.
 int ctas_of_few_tiles(Problem problem, DeviceInfo const& device);
 
 // plan_listed.cpp: a schedule shares the tiles out.

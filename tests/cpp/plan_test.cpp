@@ -1001,7 +1001,7 @@ TEST_CASE(
   CHECK_FALSE(made(16).next_starts_early);  // 64 blocks of each call
   CHECK(made(64).cluster_if_alike == 1);
   CHECK(made(64).next_starts_early);
-  CHECK_FALSE(made(64, 64).next_starts_early);  // an SM holds blocks of both: 16 x 8k, 64/8 heads 69.6 -> 72.9 us
+  CHECK_FALSE(made(64, 64).next_starts_early);  // with head dim 64 an SM would hold blocks of both calls
 }
 
 TEST_CASE("ctas_of_few_tiles: the blocks of calls that leave clusters to the schedule, whatever their bounds") {

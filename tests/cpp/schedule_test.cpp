@@ -846,6 +846,34 @@ TEST_CASE("schedule: of few tiles no CTA has pieces of two, and pieces of a tile
   CHECK(20 * with_two <= by_units);
 }
 
+TEST_CASE("schedule: rounded units fit the bounds of calls that may have more rows than their sequences") {
+  Random random(24);
+  int rounded = 0;
+  for (int i = 0; i < 200; ++i) {
+    Request r;
+    for (int b = pick(random, 1, 6); b > 0; --b) {
+      int const keys = pick(random, 30'000, 32'000);
+      r.lengths.push_back({1, keys, keys});
+    }
+    std::tie(r.heads_q, r.heads_k) = one_of<std::pair<int, int>>(random, {{8, 1}, {64, 8}, {16, 2}});
+    r.head_dim = one_of<int>(random, {64, 128, 192, 256});
+    r.options.num_splits = 0;
+    r.slack = pick(random, 0, 7);  // of the bound on queries: up to 64 rows
+    CAPTURE(i);
+    CAPTURE(text_of(r));
+    Call call;
+    make_call(r, call);
+    if (!call.plan.listed) { continue; }
+    ScheduleParams const params = schedule_of(call, call.plan.kernels.front());
+    int const batch = call.problem.batch;
+    int const* const units_until = call.metadata.data() + 1 + kUnitsUntil * schedule_stride(batch);
+    ++rounded;
+    CHECK(units_until[batch - 1] <= params.most_units);
+    CHECK(Schedule(params).units() == units_until[batch - 1] * params.head_groups.divisor);
+  }
+  CHECK(rounded > 50);
+}
+
 TEST_CASE("clusters: they suffice where no sequence is much longer than the others") {
   struct Step {
     char const* why;

@@ -253,6 +253,8 @@ WRONG = [
     ("scheduler_metadata: was made for other lengths: place 1 has 9 tiles, but its sequence, 0, has 3 queries, and "
         "tiles of 3 queries hold those of most others", VARLEN,
         {"scheduler_metadata": metadata(tiles=(2, 11, 11), units=(4, 19, 19), facts=(3, 2, 0, 0))}),
+    ("scheduler_metadata: was made for other lengths: sequence 0 is among those of few queries, at most 64, but has 65",
+        {**CACHE, "q": shaped(2, 65, 4, 64)}, {"scheduler_metadata": int32(0, 0, 1, 0, 0, 1, 2, 2, 2, 1, 2, 2, 2, 0, 0, 1, 0)}),
 ]  # fmt: skip
 
 
@@ -274,7 +276,8 @@ def test_nothing_is_said_of_metadata_of_the_model_and_something_of_those_for_oth
         queries = random.integers(0, random.choice((2, 9, 300)), (2, size))
         keys = random.integers(0, 2000, size)
         made = [schedule_model.work_of(q, keys, schedule_model.Mask(right=0), shapes) for q in queries]
-        right, other = (schedule_model.metadata(work) for work in made)
+        call = schedule_model.call_of(size, 128, 128, 8, 2)
+        right, other = (schedule_model.metadata(work, call) for work in made)
         starts = np.concatenate(([0], np.cumsum(queries[0]))).astype(np.int32)
         given = {
             "q": shaped(int(starts[-1]), 8, 128),
