@@ -187,53 +187,39 @@ def parts(work: Work, blocks: Callable[[int, int], int], chunk_units: int) -> It
             before += units
 
 
-def call_of(batch: int, head_dim: int, head_dim_v: int, heads_q: int, heads_k: int) -> Call:
-    """Blocks as the plan of a call of one query each says whose lengths may be long; none where 64 rows share a tile."""
-    import hopper_attention
-
-    plan = hopper_attention.plan(
-        dtype="bf16",
-        head_dim=head_dim,
-        head_dim_v=head_dim_v,
-        page_size=16,
-        device="H200",
-        batch=batch,
-        max_seqlen_q=1,
-        max_seqlen_k=1 << 20,
-        total_q=batch,
-        heads_q=heads_q,
-        heads_kv=heads_k,
-        num_splits=0,
-    )
-    ratio = heads_q // heads_k
-    packed = max(heads for heads in range(1, 65) if ratio % heads == 0)
-    few_rows = any(re.search(r"^tile: .*decode 16 rows", reason) for reason in plan.reasons)
-    return Call(plan.ctas if few_rows else 0, heads_q // packed)
-
-
-def shapes_of(head_dim: int, head_dim_v: int, heads_q: int, heads_k: int, batch_invariant: bool) -> Shapes:
-    """Tiles as the plan of a call names them that may have sequences of both kinds; heads that share a tile take its rows
-    in turn, as many of a K/V head's as 64 rows hold and divide them evenly.
+def plan_of(dims: tuple[int, int], heads: tuple[int, int], **bounds: Any) -> tuple[Any, int]:
+    """The plan of a call over pages on an H200, and the heads that share a tile: they take its rows in turn, as many of a
+    K/V head's as 64 rows hold and divide them evenly.
     """
     import hopper_attention
 
     plan = hopper_attention.plan(
         dtype="bf16",
-        head_dim=head_dim,
-        head_dim_v=head_dim_v,
+        head_dim=dims[0],
+        head_dim_v=dims[1],
+        heads_q=heads[0],
+        heads_kv=heads[1],
         page_size=16,
         device="H200",
-        batch=8,
-        max_seqlen_q=1000,
-        max_seqlen_k=100_000,
-        total_q=2000,
-        heads_q=heads_q,
-        heads_kv=heads_k,
-        batch_invariant=batch_invariant,
+        **bounds,
     )
+    ratio = heads[0] // heads[1]
+    return plan, max(packed for packed in range(1, 65) if ratio % packed == 0)
+
+
+def call_of(batch: int, head_dim: int, head_dim_v: int, heads_q: int, heads_k: int) -> Call:
+    """Blocks as the plan of a call of one query each says whose lengths may be long; none where 64 rows share a tile."""
+    bounds = {"batch": batch, "max_seqlen_q": 1, "max_seqlen_k": 1 << 20, "total_q": batch, "num_splits": 0}
+    plan, packed = plan_of((head_dim, head_dim_v), (heads_q, heads_k), **bounds)
+    few_rows = any(re.search(r"^tile: .*decode 16 rows", reason) for reason in plan.reasons)
+    return Call(plan.ctas if few_rows else 0, heads_q // packed)
+
+
+def shapes_of(head_dim: int, head_dim_v: int, heads_q: int, heads_k: int, batch_invariant: bool) -> Shapes:
+    """Tiles as the plan of a call names them that may have sequences of both kinds."""
+    bounds = {"batch": 8, "max_seqlen_q": 1000, "max_seqlen_k": 100_000, "total_q": 2000}
+    plan, packed = plan_of((head_dim, head_dim_v), (heads_q, heads_k), batch_invariant=batch_invariant, **bounds)
     text = "\n".join(plan.reasons)
-    ratio = heads_q // heads_k
-    packed = max(heads for heads in range(1, 65) if ratio % heads == 0)
 
     def shape(pattern: str) -> Shape:
         said = re.search(rf"^tile: {pattern} (\d+) rows x (\d+) keys", text, re.MULTILINE)
