@@ -29,11 +29,14 @@ SoftmaxParams softmax_params(Problem const& problem) {
 PageParams page_params(TileConfig const& tile, Problem const& problem) {
   // A box has at least as many rows as the swizzle's pattern, or one: then rows are gathered.
   constexpr int kLeastBoxKeys = 8;
+  constexpr int kLanes = 32;
   PageParams pages;
   if (problem.keys != KeyLayout::kPaged) { return pages; }
   pages.size = FastDivmod(problem.page_size);
   int const box_keys = std::gcd(std::gcd(problem.page_size, tile.keys), 64);
   pages.box_keys = box_keys < kLeastBoxKeys ? 1 : box_keys;
+  pages.boxes = tile.keys / pages.box_keys;
+  pages.blocks_at_once = std::max(1, kLanes / pages.boxes);
   return pages;
 }
 

@@ -3,7 +3,6 @@
 
 #include "kernels/cute.h"
 
-#include "kernels/page_ids.h"
 #include "kernels/params.h"
 #include "kernels/ring.h"
 #include "kernels/tile_geometry.h"
@@ -12,6 +11,38 @@
 namespace hopper_attention {
 
 using namespace cute;
+
+// Pages of the rows of one block that this lane knows: row lane, lane + 32, ...
+template <int kKeys>
+struct BlockPages {
+  int id[ceil_div(kKeys, 32)];
+};
+
+// -1 where the tile does not see the key or the table has no entry; other entries are what the table says, which need
+// not be a page that exists. Called for blocks before the first one, too.
+template <int kKeys>
+__device__ __forceinline__ BlockPages<kKeys> find_pages(PageParams const& p, TileWork const& work, int n, int lane) {
+  // Read once, not for each box: what is read from shared memory counts as changed after every barrier and copy.
+  KeyInterval const seen = work.range.keys;
+  int const first = work.first_key(n, kKeys);
+  int const row = work.sequence.k_row + first;
+  // By all lanes, also by those that bring no box (kActingLane).
+  int const batch = static_cast<int const volatile&>(work.sequence.batch);
+  int const* const table = p.table + batch * p.stride;
+  bool const in_range = n >= work.range.begin;
+  BlockPages<kKeys> pages;
+  CUTE_UNROLL
+  for (int i = 0; i < ceil_div(kKeys, 32); ++i) {
+    int const box = (i * 32 + lane) * p.box_keys;
+    int const key = first + box;
+    int const index = p.size.quotient(row + box);
+    pages.id[i] = -1;
+    if (in_range && box < kKeys && key < seen.end && key + p.box_keys > seen.begin && index < p.width) {
+      pages.id[i] = table[index];
+    }
+  }
+  return pages;
+}
 
 // Brings 16-byte pieces by cp.async where TMA would need a box for every few rows: 1,150 GB/s with pages of one key.
 // Rows that no query of the tile sees, or whose page does not exist, are filled with zeros and not read, so that no

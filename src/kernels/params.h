@@ -31,6 +31,8 @@ struct PageParams {
   FastDivmod size;             // keys of a page
   int pages = 0;               // that exist
   int box_keys = 0;            // keys that one TMA box brings: a divisor of the page size and of the tile's keys
+  int boxes = 0;               // of a block
+  int blocks_at_once = 1;      // for whose boxes a warp has lanes
   RowSource k, v;
 
   // Boxes of one row are not brought by TMA.

@@ -23,7 +23,8 @@ struct TmaLoader {
   static constexpr uint64_t kKeep = static_cast<uint64_t>(TMA::CacheHintSm90::EVICT_LAST);     // read by many tiles
   static constexpr uint64_t kHintKeys = Traits::kDecode ? kStream : kKeep;
 
-  static constexpr int kBoxesAtOnce = 4;  // one by one, each would wait for the registers of the one before
+  // Of 16 keys: all of a block of 80. One by one, each would wait for the registers of the one before.
+  static constexpr int kBoxesAtOnce = Traits::kKeys / 16 % 5 == 0 ? 5 : 4;
 
   LoadParams const& params;
   SharedStorage& shared;
@@ -52,17 +53,29 @@ struct TmaLoader {
   // pages the values are left to the warp that hides them: a block then is many boxes.
   __device__ __forceinline__ void load_keys_values(TileWork const& work, State& write) const {
     BlockRange const range = work.range;
-    int page = page_of(work, range.end - 1);
+    if (paged()) {
+      Boxes boxes(params.pages, work, lane);
+      for (int n = range.end; n > range.begin;) {
+        boxes.look_ahead(n--);
+        uint64_t& arrival = take_k_slot(write);
+        boxes.reach(n);
+        load_boxes<Traits::kHeadDim, Traits::kSlabColumns>(params.k, arrival, write, work.head_k, boxes);
+        ++write;
+        if (n + 1 < range.end) { ++write; }  // V n + 1
+      }
+      ++write;  // V of the first block
+      return;
+    }
     for (int n = range.end - 1; n >= range.begin - 1; --n) {
       if (n >= range.begin) {
-        load_k(work, n, page, write);
+        load_block<Traits::kHeadDim, Traits::kSlabColumns>(params.k, take_k_slot(write), write, work, n);
         ++write;
       }
       if (n + 1 < range.end) {
-        if (!paged()) { load_v(work, n + 1, page, write); }
+        uint64_t& arrival = take_v_slot(work, n + 1, write);
+        load_block<Traits::kHeadDimV, Traits::kSlabColumnsV>(params.v, arrival, write, work, n + 1);
         ++write;
       }
-      page = page_of(work, n - 1);
     }
   }
 
@@ -89,16 +102,17 @@ struct TmaLoader {
     State hidden = read;  // how far rows are hidden, behind the loads
     State last = read;    // V of the last block
     int to_hide = range.end - 1;
-    int next = page_of(work, range.end - 1);
-    for (int n = range.end - 1; n >= range.begin; --n) {
-      int const page = next;
-      next = page_of(work, n - 1);
+    Boxes boxes(params.pages, work, lane);
+    for (int n = range.end; n > range.begin;) {
+      boxes.look_ahead(n--);
       if (n > range.begin) { ++read; }  // K n - 1
       // A slot may become free only when consumers have had the blocks before.
       while (to_hide > n && !__all_sync(0xffffffff, test_barrier(shared.empty[read.slot], read.phase ^ 1))) {
         hide(work, to_hide--, hidden, landed_phases);
       }
-      load_v(work, n, page, read);
+      uint64_t& arrival = take_v_slot(work, n, read);
+      boxes.reach(n);
+      load_boxes<Traits::kHeadDimV, Traits::kSlabColumnsV>(params.v, arrival, read, work.head_k, boxes);
       last = read;
       ++read;
     }
@@ -110,13 +124,10 @@ struct TmaLoader {
   }
 
  private:
-  __device__ __forceinline__ bool paged() const { return Traits::kPages && params.pages.table != nullptr; }
+  using Boxes = BoxWindow<Traits::kKeys>;
+  static_assert(!Traits::kPages || Traits::kKeys <= 128, "a window has at least two blocks, also of boxes of 8 keys");
 
-  // Page of the box of block n that this lane brings: a box has 8 keys or more, so that lanes have at most one. TMA
-  // delivers zeros for a page that does not exist.
-  __device__ __forceinline__ int page_of(TileWork const& work, int n) const {
-    return paged() ? find_pages<Traits::kKeys>(params.pages, work, n, lane).id[0] : 0;
-  }
+  __device__ __forceinline__ bool paged() const { return Traits::kPages && params.pages.table != nullptr; }
 
   // Block n of V, whose slot follows `read`: hides its rows, if it has any to hide, and moves on to the next block.
   __device__ __forceinline__ void hide(TileWork const& work, int n, State& read, uint32_t& landed_phases) const {
@@ -139,60 +150,61 @@ struct TmaLoader {
     return params.query_rows * Traits::kHeadDim * static_cast<uint32_t>(sizeof(Element));
   }
 
-  __device__ __forceinline__ void load_k(TileWork const& work, int n, int page, State const& write) const {
+  // The slot of the ring that block n of K or V goes to, once it is empty, and the barrier that its bytes arrive at.
+  __device__ __forceinline__ uint64_t& take_k_slot(State const& write) const {
+    return take_slot(write, shared.full[write.slot], Traits::kBytesK);
+  }
+  __device__ __forceinline__ uint64_t& take_v_slot(TileWork const& work, int n, State const& write) const {
+    bool const hides = work.hides_rows(n, Traits::kKeys);
+    return take_slot(write, hides ? shared.landed[write.slot] : shared.full[write.slot], Traits::kBytesV);
+  }
+  __device__ __forceinline__ uint64_t& take_slot(State const& write, uint64_t& arrival, uint32_t bytes) const {
     wait_barrier(shared.empty[write.slot], write.phase ^ 1);
-    uint64_t& arrival = shared.full[write.slot];
-    if (lane == kActingLane) { expect_bytes(arrival, Traits::kBytesK); }
+    if (lane == kActingLane) { expect_bytes(arrival, bytes); }
     __syncwarp();
-    load_block<Traits::kHeadDim, Traits::kSlabColumns>(params.k, arrival, shared.ring[write.slot], work, n, page);
+    return arrival;
   }
 
-  __device__ __forceinline__ void load_v(TileWork const& work, int n, int page, State const& write) const {
-    wait_barrier(shared.empty[write.slot], write.phase ^ 1);
-    uint64_t& arrival = work.hides_rows(n, Traits::kKeys) ? shared.landed[write.slot] : shared.full[write.slot];
-    if (lane == kActingLane) { expect_bytes(arrival, Traits::kBytesV); }
-    __syncwarp();
-    load_block<Traits::kHeadDimV, Traits::kSlabColumnsV>(params.v, arrival, shared.ring[write.slot], work, n, page);
-  }
-
-  // Block n into a ring slot, column slab by column slab: one box of all keys, or one for each piece of a page.
+  // Block n into a ring slot, column slab by column slab: a box of all keys each.
   template <int kColumns, int kSlabColumns>
-  __device__ __forceinline__ void load_block(CUtensorMap const& map, uint64_t& arrival, Element* slot,
-                                             TileWork const& work, int n, int page) const {
+  __device__ __forceinline__ void load_block(CUtensorMap const& map, uint64_t& arrival, State const& write,
+                                             TileWork const& work, int n) const {
+    if (lane != kActingLane) { return; }
+    Element* const slot = shared.ring[write.slot];
     int const place = work.sequence.k_row + work.first_key(n, Traits::kKeys);
-    if (!paged()) {
-      if (lane == kActingLane) {
-        CUTE_UNROLL
-        for (int c = 0; c < kColumns; c += kSlabColumns) {
-          SM90_TMA_LOAD_4D::copy(&map, &arrival, kHintKeys, slot + c * Traits::kKeys, c, place, work.head_k,
-                                 work.sequence.k_batch);
-        }
-      }
-      return;
+    CUTE_UNROLL
+    for (int c = 0; c < kColumns; c += kSlabColumns) {
+      SM90_TMA_LOAD_4D::copy(&map, &arrival, kHintKeys, slot + c * Traits::kKeys, c, place, work.head_k,
+                             work.sequence.k_batch);
     }
+  }
+
+  // The block that `boxes` has reached: a box for each piece of a page and column slab.
+  template <int kColumns, int kSlabColumns>
+  __device__ __forceinline__ void load_boxes(CUtensorMap const& map, uint64_t& arrival, State const& write, int head,
+                                             Boxes const& boxes) const {
     // Box by box, with operands that are the same in all lanes: had each lane a box of its own, the hardware, which
     // takes them from registers of the warp, would look for the next lane before each box.
     PageParams const& p = params.pages;
-    int const own_row = p.size.remainder(place + lane * p.box_keys);
-    int const head = work.head_k;
+    Element* const slot = shared.ring[write.slot];
     CUTE_NO_UNROLL
-    for (int first = 0; first * p.box_keys < Traits::kKeys; first += kBoxesAtOnce) {
-      int page_of_box[kBoxesAtOnce];
+    for (int first = 0; first < p.boxes; first += kBoxesAtOnce) {
+      int page[kBoxesAtOnce];
       int row[kBoxesAtOnce];
       CUTE_UNROLL
       for (int i = 0; i < kBoxesAtOnce; ++i) {
-        page_of_box[i] = __shfl_sync(0xffffffff, page, first + i);
-        row[i] = __shfl_sync(0xffffffff, own_row, first + i);
+        page[i] = boxes.page(first + i);
+        row[i] = boxes.row(first + i);
       }
       if (!cute::elect_one_sync()) { continue; }
       CUTE_UNROLL
       for (int i = 0; i < kBoxesAtOnce; ++i) {
+        if (first + i >= p.boxes) { break; }
         int const key = (first + i) * p.box_keys;
-        if (key >= Traits::kKeys) { break; }
         CUTE_UNROLL
         for (int c = 0; c < kColumns; c += kSlabColumns) {
           SM90_TMA_LOAD_4D::copy(&map, &arrival, kHintKeys, slot + key * kSlabColumns + c * Traits::kKeys, c, row[i],
-                                 head, page_of_box[i]);
+                                 head, page[i]);
         }
       }
     }
