@@ -28,8 +28,10 @@ bool whole_tiles_fill_grid(PlanRequest const& request) {
   Problem const& problem = request.problem;
   TileConfig const tile = request.tile_row(request.many_use()).tile;
   int const ctas = request.most_ctas(tile);
-  std::int64_t const of_sequence = std::int64_t{request.work_of_sequence(tile).tiles} * request.scheduled_groups();
-  return 2 * of_sequence >= ctas && !leave_grid_idle(of_sequence * problem.batch, ctas);
+  SequenceWork const work = request.work_of_sequence(tile);
+  std::int64_t const of_sequence = std::int64_t{work.tiles} * request.scheduled_groups();
+  std::int64_t const tiles = of_sequence * problem.batch;
+  return 2 * of_sequence >= ctas && !leave_grid_idle(tiles, tiles * work.units, ctas, tiles_are_even(problem));
 }
 
 // Of a plan that cuts no tile.
@@ -114,6 +116,7 @@ bool splitting_pays(PlanRequest const& request) {
   params.ctas = request.most_ctas(tile);
   params.may_split = true;
   params.bound_by_memory = decodes;
+  params.even_tiles = tiles_are_even(request.problem);
   // More units than can be counted are not shared out.
   std::int64_t const units = std::int64_t{params.batch} * params.alike.tiles * params.alike.units;
   if (params.alike.units <= 1 || units * request.scheduled_groups() > kMaxTiles) { return false; }

@@ -63,6 +63,16 @@ inline CardShare card_share(Plan const& plan, KernelPlan const& kernel) {
   return kernel.family == KernelFamily::kDecode ? CardShare::kLeaves : CardShare::kTakes;
 }
 
+// Whether the first query of a sequence as long as the bounds allow sees nearly as many keys as the last one, so that
+// its tiles take about the same time.
+inline bool tiles_are_even(Problem const& problem) {
+  if (problem.seqlen_q == 0) { return true; }
+  SeqlenQK const len{problem.seqlen_q, problem.seqlen_k};
+  KeyInterval const first = visible(problem.mask, 0, len);
+  KeyInterval const last = visible(problem.mask, problem.seqlen_q - 1, len);
+  return 4LL * (first.end - first.begin) >= 3LL * (last.end - last.begin);
+}
+
 // What a kernel is told about the schedule of the step, but for where it lies.
 inline ScheduleParams schedule_params(Plan const& plan, KernelPlan const& kernel, Problem const& problem) {
   TileShape const shape = tile_shape(kernel.tile, plan.packed_heads, plan.fixed_splits);
@@ -77,6 +87,7 @@ inline ScheduleParams schedule_params(Plan const& plan, KernelPlan const& kernel
   p.may_split = kernel.may_split;
   p.always_split = plan.forces_splits;
   p.bound_by_memory = kernel.family == KernelFamily::kDecode;
+  p.even_tiles = tiles_are_even(problem);
   p.fixed_splits = plan.fixed_splits;
   p.least_units = plan.fixed_splits ? 1 : kLeastUnits;
   p.max_splits = plan.max_splits;

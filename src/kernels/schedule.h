@@ -48,11 +48,18 @@ HA_HOST_DEVICE constexpr SequenceWork sequence_work(TileShape const& shape, Mask
   return {tiles, max_of(1, shape.fixed_split > 0 ? ceil_div(blocks, shape.fixed_split) : blocks)};
 }
 
-// Whether tiles of about the same length, taken in rounds, leave more than a seventh of the grid idle.
+// Key blocks of a thread block's idle time that are worth cutting tiles and merging them.
+inline constexpr int kWorthCutting = 16;
+
+// Whether `tiles` of about the same length, with `units` key blocks in all, taken in rounds leave much of the grid
+// idle: more than a seventh, or of long ones a fourteenth. The latter only of even tiles: chunks of units, for which
+// every tile counts as a sequence's last, would not be even either.
 template <class Count>
-HA_HOST_DEVICE constexpr bool leave_grid_idle(Count tiles, int ctas) {
-  long long const rounds = ceil_div<Count>(tiles, ctas);
-  return 7LL * tiles < 6 * rounds * ctas;
+HA_HOST_DEVICE constexpr bool leave_grid_idle(Count tiles, long long units, int ctas, bool even) {
+  long long const full = static_cast<long long>(ceil_div<Count>(tiles, ctas)) * ctas;
+  long long const idle = full - tiles;
+  bool const is_long = idle * units > static_cast<long long>(tiles) * kWorthCutting * ctas;
+  return 7 * idle > full || (even && is_long && 14 * idle > full);
 }
 
 // Which places a kernel takes.
@@ -76,6 +83,7 @@ struct ScheduleParams {
   bool may_split = false;
   bool always_split = false;     // by units also where the tiles fill the grid
   bool bound_by_memory = false;  // tiles of few queries
+  bool even_tiles = false;       // of a sequence
   bool fixed_splits = false;     // every unit is a split: its bits depend on its sequence alone
   int least_units = 1;           // of a CTA
   int max_splits = 0;            // 0: no bound
@@ -247,10 +255,9 @@ class Schedule {
     if (params_.metadata != nullptr && units() + other <= half * params_.ctas) { return true; }
     if (other > units()) { return false; }  // it ends earlier in any case
     int const all = max_of(1, tiles());
-    // Memory is nearly as fast for four ninths of the SMs as for all; arithmetic is not: whole tiles are as good where
-    // they leave less than a seventh of the grid idle.
+    // Memory is nearly as fast for four ninths of the SMs as for all; arithmetic is not.
     if (params_.bound_by_memory) { return 9LL * all < 4LL * params_.ctas; }
-    return leave_grid_idle(all, params_.ctas);
+    return leave_grid_idle(all, units(), params_.ctas, params_.even_tiles);
   }
 
   // As many as leave prefill the SMs on which it ends no later than decode, but at least three quarters, which read as

@@ -7,8 +7,8 @@ namespace hopper_attention {
 
 // Where sequences are at most kMostFewTiles, all with few queries, and their tiles, of all head groups, at most half as
 // many as the CTAs of a call, units are rounded up to whole chunks of the call. A chunk then lies in one tile; one that
-// ends in the next tile is two items, and its CTA is done last. Nothing else changes: tiles are cut in proportion to
-// the blocks that they have.
+// ends in the next tile is two items, and its CTA is done last. Tiles are cut in proportion to the blocks that they
+// have nevertheless; whether to cut follows from the rounded sums.
 struct FewTiles {
   int ctas = 0;  // 0: units are not rounded
   int head_groups = 1;
