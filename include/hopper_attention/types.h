@@ -67,7 +67,7 @@ struct TileConfig {
 
 enum class KernelFamily : std::uint8_t {
   kNone,     // the problem has no output elements
-  kPrefill,  // tiles of one to three warpgroups of queries
+  kPrefill,  // tiles of two to four warpgroups of queries
   kDecode,   // tiles of one warpgroup: what a few queries need is to stream K and V
 };
 

@@ -2,6 +2,9 @@
 // how many heads share it, and in which order do the tiles run?
 #include <algorithm>
 #include <cstdint>
+#include <functional>
+#include <limits>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -16,13 +19,15 @@ namespace {
 // Packing must save a little for certain.
 constexpr double kPackingGain = 0.97;
 constexpr std::int64_t kTilesToCost = 1024;  // of a head; more are sampled
+constexpr std::int64_t kRoundsToCost = 4;    // of the grid; after more, what idle SMs lose is in the costs
 // Of an SM, for a tile that is worth a thread block of its own: what starting one takes is 1 % of it.
 constexpr double kLongTileUs = 300;
 
 struct Candidate {
   TileRow const* row = nullptr;
   int packed_heads = 1;
-  double us = 0;  // of an SM, for a sequence
+  double busy_us = 0;  // of an SM, for a sequence
+  double us = 0;       // and for its share of the time that SMs are idle
 };
 
 std::string microseconds(double us) {
@@ -45,27 +50,45 @@ int tile_ns(Problem const& problem, TileRow const& row, Packing const& packing, 
   QueryRange const queries = query_range(packing, slabs_of(row.tile), m, problem.seqlen_q);
   SeqlenQK const len{problem.seqlen_q, problem.seqlen_k};
   BlockRange const range = block_range(problem.mask, queries.first, queries.last, len, row.tile.keys);
-  if (!slabs_skip_blocks(row.tile)) { return range.blocks() * row.cost.block + row.cost.tile; }
+  auto const ns = [&](std::int64_t blocks_of_slabs) {
+    std::int64_t const all = blocks_of_slabs * row.cost.block / slabs_of(row.tile) + row.cost.tile;
+    return static_cast<int>(std::min<std::int64_t>(all, std::numeric_limits<int>::max()));
+  };
+  if (!slabs_skip_blocks(row.tile)) { return ns(std::int64_t{slabs_of(row.tile)} * range.blocks()); }
   std::int64_t blocks = 0;  // of slabs
   for (int slab = 0; slab < slabs_of(row.tile); ++slab) {
     QueryRange const rows = queries_of_slab(packing, queries, slab);
     blocks += slab_range(range, problem.mask, rows.first, rows.last, len, row.tile.keys).blocks();
   }
-  return static_cast<int>(blocks * row.cost.block / slabs_of(row.tile)) + row.cost.tile;
+  return ns(blocks);
 }
 
-// Microseconds of an SM for all heads of a sequence. Nothing of the batch or the card goes in: the bits of a result
-// must not depend on them.
-double sequence_us(Problem const& problem, TileRow const& row, int packed_heads) {
+// What a sequence takes with this tile. Idle SMs count: the tile that starts last in a round of the grid does so after
+// as many of its length or longer ones, so that no order takes less time than these together. So the batch and the card
+// decide, too; calls with batch_invariant do not come here, since their tiles are those of a schedule.
+Candidate candidate(PlanRequest const& request, TileRow const& row, int packed_heads) {
+  Problem const& problem = request.problem;
   Packing const packing = make_packing(packed_heads, rows_of_slab(row.tile));
   std::int64_t const count = m_blocks(problem, row.tile, packed_heads);
   std::int64_t const samples = std::min(count, kTilesToCost);
-  double ns = 0;
+  if (samples == 0) { return {&row, packed_heads}; }
+  std::vector<int> ns;
   for (std::int64_t i = 0; i < samples; ++i) {
-    ns += tile_ns(problem, row, packing, static_cast<int>((2 * i + 1) * count / (2 * samples)));
+    ns.push_back(tile_ns(problem, row, packing, static_cast<int>((2 * i + 1) * count / (2 * samples))));
   }
-  double const tiles = static_cast<double>(count) * (problem.heads_q / packed_heads);
-  return samples == 0 ? 0.0 : ns / static_cast<double>(samples) * tiles * 1e-3;
+  std::int64_t const groups = problem.heads_q / packed_heads;
+  double const mean_ns = std::accumulate(ns.begin(), ns.end(), 0.0) / static_cast<double>(samples);
+  double const busy_us = mean_ns * static_cast<double>(count * groups) * 1e-3;
+  std::sort(ns.begin(), ns.end(), std::greater<>());
+  std::int64_t const ctas = request.most_ctas(row.tile);
+  std::int64_t const tiles = count * groups * problem.batch;
+  std::int64_t rounds_ns = 0;
+  for (std::int64_t round = 0; round < std::min(ceil_div(tiles, ctas), kRoundsToCost); ++round) {
+    int const last = ns[static_cast<std::size_t>(round * ctas * samples / tiles)];
+    rounds_ns = std::max(rounds_ns, (round + 1) * last);
+  }
+  double const grid_us = static_cast<double>(rounds_ns * ctas) * 1e-3;
+  return {&row, packed_heads, busy_us, std::max(busy_us, grid_us / problem.batch)};
 }
 
 std::vector<int> work_of_tiles(Problem const& problem, Candidate const& chosen) {
@@ -132,13 +155,14 @@ Candidate choose_tile(PlanRequest const& request, Plan& plan, std::vector<TileRo
   for (int const packed_heads : candidate_packings(request)) {
     Candidate best_here;
     for (TileRow const* const row : rows) {
-      Candidate const candidate{row, packed_heads, sequence_us(problem, *row, packed_heads)};
+      Candidate const found = candidate(request, *row, packed_heads);
       others += concat(others.empty() ? "" : ", ", row->tile.rows, "x", row->tile.keys,
-                       packed_heads > 1 ? " packed " : " ", microseconds(candidate.us));
-      if (best_here.row == nullptr || candidate.us < best_here.us) { best_here = candidate; }
+                       packed_heads > 1 ? " packed " : " ", microseconds(found.us));
+      if (best_here.row == nullptr || found.us < best_here.us) { best_here = found; }
     }
-    double const bound = packed_heads > 1 && best.row != nullptr ? best.us * kPackingGain : best.us;
-    if (best.row == nullptr || best_here.us <= bound) { best = best_here; }
+    bool const is_faster = best_here.us <= best.us * kPackingGain;
+    bool const saves_work = best_here.us <= best.us && best_here.busy_us <= best.busy_us * kPackingGain;
+    if (best.row == nullptr || is_faster || saves_work) { best = best_here; }
     best_of_packing.push_back(best_here);
   }
   TileConfig const& tile = best.row->tile;
@@ -147,8 +171,9 @@ Candidate choose_tile(PlanRequest const& request, Plan& plan, std::vector<TileRo
           request.forces_tile() ? "forced"
           : request.decodes()   ? concat("few queries: ", best.row->why)
                                 : best.row->why,
-          request.forces_tile() || request.decodes() ? std::string()
-                                                     : concat("; microseconds of an SM for a sequence: ", others));
+          request.forces_tile() || request.decodes()
+              ? std::string()
+              : concat("; microseconds of an SM for a sequence, idle time included: ", others));
   explain_packing(request, plan, best_of_packing);
   plan.tiles = m_blocks(problem, tile, best.packed_heads) * (problem.heads_q / best.packed_heads) * problem.batch;
   require(plan.tiles <= kMaxTiles, "q: the problem has ", plan.tiles, " tiles, at most ", kMaxTiles,
@@ -171,7 +196,7 @@ bool blocks_drift_apart(PlanRequest const& request, Plan const& plan, Candidate 
   bool const in_turn = plan.tiles > available && request.forced.ctas == 0 && problem.sm_margin == 0;
   bool const share_keys = plan.tiles > std::int64_t{problem.batch} * problem.heads_k;
   if (!in_turn || !share_keys || kv_bytes_of_head(problem) <= request.device.l2_bytes) { return false; }
-  return chosen.us * problem.batch / static_cast<double>(plan.tiles) >= kLongTileUs;
+  return chosen.busy_us * problem.batch / static_cast<double>(plan.tiles) >= kLongTileUs;
 }
 
 KernelPlan choose_grid(PlanRequest const& request, Plan& plan, TileConfig const& tile, bool alone) {

@@ -1,4 +1,4 @@
-// The attention kernel: a persistent grid; in each CTA one producer warpgroup and one to three consumer warpgroups. The
+// The attention kernel: a persistent grid; in each CTA one producer warpgroup and one to four consumer warpgroups. The
 // prefill and the decode family are this kernel with different tiles.
 #pragma once
 

@@ -14,11 +14,10 @@ inline constexpr int kSlabRows = 64;  // query rows of one consumer warpgroup
 inline constexpr int kMostFewRows = 16;
 
 // Whether the slabs of a tile visit only blocks of which they see something. Where a tile has more rows than its blocks
-// have keys, a mask may hide its last blocks from its upper slabs. Not in tiles of more than two blocks' rows, which
-// are for short windows: all of their slabs see all blocks, and finding that out takes 6 % of the time. Nor where V is
-// narrower than K: (192, 128) loses 2 % of causal 8k by it.
+// have keys, a mask may hide its last blocks from its upper slabs. Not where V is narrower than K: (192, 128) loses 2 %
+// of causal 8k by it.
 constexpr bool slabs_skip_blocks(TileConfig const& tile) {
-  return tile.rows > tile.keys && tile.rows <= 2 * tile.keys && tile.head_dim == tile.head_dim_v;
+  return tile.rows > tile.keys && tile.head_dim == tile.head_dim_v;
 }
 
 // CTAs that may share a tile, and rows of a tile that they can merge: in the place of O, in float32.

@@ -36,12 +36,13 @@ struct AttentionTraits {
   static constexpr bool kParts = kPages;  // of tiles
 
   // Registers of a thread after setmaxnreg; together at most what the CTA was launched with: 168 a thread for three
-  // warpgroups, 128 for four or for two CTAs of two. The scheduler warp needs the producers'.
-  static constexpr int kConsumerRegisters = kConsumerWarpgroups == 3   ? 160
+  // warpgroups, 128 for four or for two CTAs of two, 96 for five. The scheduler warp needs the producers'.
+  static constexpr int kConsumerRegisters = kConsumerWarpgroups == 4   ? 112
+                                            : kConsumerWarpgroups == 3 ? 160
                                             : kConsumerWarpgroups == 2 ? (kListed ? 232 : 240)
                                             : kTile.per_sm == 1        ? 240
                                                                        : 200;
-  static constexpr int kProducerRegisters = kConsumerWarpgroups == 3   ? 32
+  static constexpr int kProducerRegisters = kConsumerWarpgroups >= 3   ? 32
                                             : kConsumerWarpgroups == 2 ? (kListed ? 40 : 24)
                                             : kTile.per_sm == 1        ? 96
                                                                        : 56;
@@ -154,7 +155,7 @@ struct AttentionTraits {
   static constexpr int kWorkSlots = kDecode || !kListed ? 4 : kSkips && kOutputSlots == 0 ? 3 : 2;
   // Of the schedule, how many places are near at a time. Those of few queries have one tile for each head, so that the
   // next item is mostly in another place.
-  using Source = WorkSource<kDecode || kConsumerWarpgroups == 3 ? 1 : 32>;
+  using Source = WorkSource<kDecode || kConsumerWarpgroups >= 3 ? 1 : 32>;
   // The first scores of the next tile under the epilogue: 1.03 of the speed with head dim 64 at 512 tokens, 0.99 with
   // 128.
   static constexpr bool kScoresEarly = kQueryBuffers == 2 && kHeadDim <= 64;
@@ -189,7 +190,7 @@ struct AttentionTraits {
                 "other CTAs write their parts while this one still reads Q");
   static_assert(!kPages || kOutputSlots == 0 || kWorkSlots == 2,
                 "the warp that loads values would overwrite slots that the one of keys has not handed over");
-  static_assert(kTile.rows % kQueryRows == 0 && kConsumerWarpgroups >= 1 && kConsumerWarpgroups <= 3);
+  static_assert(kTile.rows % kQueryRows == 0 && kConsumerWarpgroups >= 1 && kConsumerWarpgroups <= 4);
   static_assert(kStages >= 4, "K n-1 and V n are in flight while K n and V n+1 are read");
 };
 

@@ -6,8 +6,10 @@
 
 namespace hopper_attention {
 
-// Named barriers of a CTA; 0 is __syncthreads.
-enum NamedBarrierId : uint32_t { kTurnBarrier = 1, kSlabBarrier = 4 };
+// Named barriers of a CTA, four for turns and four for slabs, behind those that CUTLASS keeps for itself: it adds their
+// number. The hardware has 16.
+enum NamedBarrierId : uint32_t { kTurnBarrier = 0, kSlabBarrier = 4 };
+static_assert(kSlabBarrier + 4 + cutlass::arch::NamedBarrier::ReservedNamedBarrierCount <= 16);
 
 // Barrier kTurnBarrier + w opens for warpgroup w when the warpgroup before it passes the turn on.
 template <class Traits>

@@ -166,22 +166,40 @@ TEST_CASE("plan: the costs in the table choose the tiles that were measured to b
     int seqlen;
     char const* tile;
   };
-  for (Case const c : {Case{64, false, 512, "192x128"}, {64, false, 1024, "192x128"},  {64, false, 16384, "192x128"},
-                       {64, true, 512, "192x128"},      {64, true, 1024, "192x128"},   {64, true, 4096, "192x128"},
-                       {64, true, 16384, "192x128"},    {96, false, 512, "128x128"},   {96, false, 4096, "192x96"},
-                       {96, true, 1024, "128x128"},     {96, true, 4096, "192x96"},    {128, false, 512, "128x128"},
-                       {128, false, 2048, "128x128"},   {128, false, 4096, "128x128"}, {128, false, 8192, "128x176"},
-                       {128, false, 16384, "128x176"},  {128, true, 512, "128x128"},   {128, true, 4096, "128x128"},
-                       {128, true, 8192, "128x128"},    {128, true, 16384, "128x176"}}) {
-    Problem const p = problem(1, c.seqlen, c.seqlen, 16, 16, c.head_dim, c.causal);
+  for (Case const c : {Case{64, false, 512, "256x64"}, {64, false, 1024, "192x128"},   {64, false, 16384, "192x128"},
+                       {64, true, 512, "256x64"},      {64, true, 2048, "192x128"},    {64, true, 4096, "192x128"},
+                       {64, true, 16384, "192x128"},   {96, false, 512, "128x128"},    {96, false, 4096, "192x96"},
+                       {96, true, 1024, "128x128"},    {96, true, 4096, "192x96"},     {128, false, 512, "192x64"},
+                       {128, false, 1024, "128x128"},  {128, false, 2048, "192x80"},   {128, false, 4096, "128x128"},
+                       {128, false, 8192, "128x176"},  {128, false, 16384, "128x176"}, {128, true, 512, "192x64"},
+                       {128, true, 1024, "192x64"},    {128, true, 2048, "192x80"},    {128, true, 4096, "192x80"},
+                       {128, true, 8192, "192x80"},    {128, true, 16384, "192x80"}}) {
+    int const heads = 2048 / c.head_dim;
+    Problem const p = problem(16384 / c.seqlen, c.seqlen, c.seqlen, heads, heads, c.head_dim, c.causal);
+    CAPTURE(c.seqlen);
     CAPTURE(plan(p, card(132)).explain());
-    CHECK(tile_of(p) == c.tile);
+    CHECK(tile_of(p) == std::string(c.tile));
   }
+}
+
+TEST_CASE("plan: few tiles take the one whose longest tile is done first") {
+  Problem p = problem(1, 2048, 2048, 8, 1, 128, true);
+  CHECK(tile_of(p) == "128x128");
+  p.batch = 16;
+  CHECK(tile_of(p).starts_with("192x80"));
+  p.batch = 1;
+  p.batch_invariant = true;  // one tile, whatever is in the batch
+  CHECK(tile_of(p).starts_with("192x80"));
+}
+
+TEST_CASE("plan: heads are packed where that is faster, or saves work and is not slower") {
+  CHECK(plan(problem(3, 512, 512, 16, 4, 64, false), card(132)).packed_heads == 4);
+  CHECK(plan(windowed(3, 3000, 4, 1, 64, 127), card(132)).packed_heads == 1);
 }
 
 TEST_CASE("plan: a short window packs heads, so that a tile spans few keys; a long one does not") {
   CHECK(tile_of(windowed(2, 8192, 64, 8, 64, 127)).find("packed") != std::string::npos);
-  CHECK(tile_of(windowed(2, 8192, 32, 8, 128, 4095)) == "128x128");
+  CHECK(tile_of(windowed(2, 8192, 32, 8, 128, 4095)) == "192x80");
   CHECK(explains(plan(windowed(2, 8192, 64, 8, 64, 127), card(132)), "8 heads share a tile"));
 }
 
@@ -195,7 +213,7 @@ TEST_CASE("plan: softcap takes a tile that holds it, and refuses a forced one th
                                   .head_dim = 128,
                                   .head_dim_v = 128},
                                  {.causal = true, .softcap = 50.0F});
-  CHECK(tile_of(p) == "128x128");
+  CHECK(tile_of(p) == "192x80");
   CHECK_THROWS_AS(testing::plan_with(p, card(132), {.tile = {.keys = 176}}), InvalidArgument);
 }
 
@@ -276,12 +294,13 @@ TEST_CASE("plan: heads are packed where tiles would be mostly idle, and only the
                        {"a full tile of queries has no idle rows", rows, 32, 8, 1},
                        {"a long prompt saves too little", 128 * rows + 1, 32, 8, 1}}) {
     CAPTURE(c.why);
-    Problem const p = problem(1, c.seqlen_q, std::max(1000, c.seqlen_q), c.heads_q, c.heads_k, 128, true);
+    constexpr int kBatch = 64;  // so that no SM is idle
+    Problem const p = problem(kBatch, c.seqlen_q, std::max(1000, c.seqlen_q), c.heads_q, c.heads_k, 128, true);
     Plan const made = plan(p, card(132));
     CHECK(made.packed_heads == c.packed);
     std::int64_t const queries_per_tile = slabs_of(made.tile) * (rows_of_slab(made.tile) / c.packed);
-    CHECK(made.tiles == ceil_div<std::int64_t>(c.seqlen_q, queries_per_tile) * (c.heads_q / c.packed));
-    CHECK(made.tiles <= ceil_div(c.seqlen_q, made.tile.rows) * c.heads_q);
+    CHECK(made.tiles == kBatch * ceil_div<std::int64_t>(c.seqlen_q, queries_per_tile) * (c.heads_q / c.packed));
+    CHECK(made.tiles <= std::int64_t{kBatch} * ceil_div(c.seqlen_q, made.tile.rows) * c.heads_q);
   }
 }
 
@@ -370,9 +389,12 @@ TEST_CASE("plan: without keys the kernel still runs, since it writes zeros and -
 
 TEST_CASE("plan: does not depend on the batch, the SM count or sm_margin where bits depend on it") {
   for (int const seqlen : {1, 65, 4096}) {
-    Plan const one = plan(problem(1, seqlen, 1000, 32, 8, 128, true), card(132));
+    Problem p = problem(1, seqlen, 1000, 32, 8, 128, true);
+    p.batch_invariant = true;
+    Plan const one = plan(p, card(132));
     for (int const batch : {2, 33, 1000}) {
-      Plan const other = plan(problem(batch, seqlen, 1000, 32, 8, 128, true), card(48));
+      p.batch = batch;
+      Plan const other = plan(p, card(48));
       CHECK(other.tile == one.tile);
       CHECK(other.packed_heads == one.packed_heads);
       CHECK(other.num_splits == one.num_splits);
@@ -442,10 +464,11 @@ TEST_CASE(
     int sms;
     std::vector<bool> may_split;  // of each kernel
   };
-  for (Case const& c : {Case{"a q of even sequences", 4, false, false, 0, 132, {false}},
-                        Case{"some of whose queries may not count", 4, false, true, 0, 132, {true, true}},
-                        Case{"packed, as many rows as all bounds together", 4, true, false, 2048, 132, {false}},
-                        Case{"packed, one row less", 4, true, false, 2047, 132, {true, true}},
+  for (Case const& c : {Case{"a q of even sequences", 6, false, false, 0, 132, {false}},
+                        Case{"some of whose queries may not count", 6, false, true, 0, 132, {true, true}},
+                        Case{"packed, as many rows as all bounds together", 6, true, false, 3072, 132, {false}},
+                        Case{"packed, one row less", 6, true, false, 3071, 132, {true, true}},
+                        Case{"long tiles that leave a ninth of the grid idle", 4, false, false, 0, 132, {true}},
                         Case{"tiles that leave much of the grid idle", 1, false, false, 0, 100, {true}}}) {
     CAPTURE(c.why);
     Problem p = ragged(512, 16384, 128, c.batch);
@@ -785,7 +808,8 @@ TEST_CASE("plan: rows for nothing but sequences as long as they may be need no s
   CHECK_FALSE(made.listed);
   CHECK_FALSE(made.makes_schedule);
   CHECK(made.workspace_bytes == 0);
-  CHECK(made.tiles == std::int64_t{32} * 4 * known.heads_q / made.packed_heads);
+  int const tiles_of_sequence = ceil_div(512, made.kernels.front().tile.rows / made.packed_heads);
+  CHECK(made.tiles == std::int64_t{32} * tiles_of_sequence * known.heads_q / made.packed_heads);
   CHECK(explains(made, "none: there are as many rows"));
   // The tile is that of other lengths.
   Problem other = known;

@@ -231,7 +231,7 @@ def run(
 ) -> bool:
     """Whether all roles ended."""
     r = random.Random(seed)
-    warpgroups = r.choice((2, 3))
+    warpgroups = r.choice((2, 3, 4))
     tiles = []
     for _ in range(r.randint(1, 7)):
         blocks = r.choice((0, 1, 1, 2, 2, 3, 5))
@@ -253,7 +253,7 @@ def run(
 
 
 @pytest.mark.parametrize("output_slots", [0, 1, 2])
-@pytest.mark.parametrize(("paged", "work_slots"), [(False, 2), (False, 4), (True, 2)], ids=str)
+@pytest.mark.parametrize(("paged", "work_slots"), [(False, 2), (False, 3), (False, 4), (True, 2)], ids=str)
 def test_every_order_ends_and_reads_what_was_loaded(paged, work_slots, output_slots):
     assert all(run(seed, paged, output_slots, work_slots) for seed in range(100))
 
