@@ -2,9 +2,7 @@
 // how many heads share it, and in which order do the tiles run?
 #include <algorithm>
 #include <cstdint>
-#include <functional>
 #include <limits>
-#include <numeric>
 #include <string>
 #include <vector>
 
@@ -18,8 +16,8 @@ namespace {
 
 // Packing must save a little for certain.
 constexpr double kPackingGain = 0.97;
-constexpr std::int64_t kTilesToCost = 1024;  // of a head; more are sampled
-constexpr std::int64_t kRoundsToCost = 4;    // of the grid; after more, what idle SMs lose is in the costs
+constexpr std::int64_t kTilesToCost = 1024;   // of a head; more are sampled
+constexpr std::int64_t kRoundsToBalance = 8;  // of the grid; after more, an order without idle SMs is found
 // Of an SM, for a tile that is worth a thread block of its own: what starting one takes is 1 % of it.
 constexpr double kLongTileUs = 300;
 
@@ -27,7 +25,7 @@ struct Candidate {
   TileRow const* row = nullptr;
   int packed_heads = 1;
   double busy_us = 0;  // of an SM, for a sequence
-  double us = 0;       // and for its share of the time that SMs are idle
+  double us = 0;       // with its share of the time that SMs are idle
 };
 
 std::string microseconds(double us) {
@@ -63,41 +61,60 @@ int tile_ns(Problem const& problem, TileRow const& row, Packing const& packing, 
   return ns(blocks);
 }
 
-// What a sequence takes with this tile. Idle SMs count: the tile that starts last in a round of the grid does so after
-// as many of its length or longer ones, so that no order takes less time than these together. So the batch and the card
-// decide, too; calls with batch_invariant do not come here, since their tiles are those of a schedule.
+std::vector<int> work_of_tiles(Problem const& problem, TileRow const& row, int packed_heads) {
+  Packing const packing = make_packing(packed_heads, rows_of_slab(row.tile));
+  std::vector<int> work;
+  for (int m = 0; m < m_blocks(problem, row.tile, packed_heads); ++m) {
+    work.push_back(tile_ns(problem, row, packing, m));
+  }
+  return work;
+}
+
+std::int64_t kv_bytes_of_head(Problem const& problem) {
+  return std::int64_t{problem.seqlen_k} * (problem.head_dim + problem.head_dim_v) * kElementBytes;
+}
+
+// Groups of heads that share tiles, whose K and V fit in L2 together.
+std::int64_t groups_in_l2(PlanRequest const& request, int packed_heads) {
+  Problem const& problem = request.problem;
+  std::int64_t const all = std::int64_t{problem.batch} * (problem.heads_q / packed_heads);
+  std::int64_t const kv_bytes = kv_bytes_of_head(problem);
+  return kv_bytes == 0 ? all : std::min(all, request.l2_budget() / kv_bytes * (request.ratio() / packed_heads));
+}
+
+// Of a call's tiles in turn on `ctas` thread blocks.
+TileOrder order_of_tiles(PlanRequest const& request, TileRow const& row, int packed_heads, int ctas) {
+  Problem const& problem = request.problem;
+  std::int64_t const all = std::int64_t{problem.batch} * (problem.heads_q / packed_heads);
+  return choose_tile_order({.sequence_heads = static_cast<int>(all),
+                            .sharing = request.ratio() / packed_heads,
+                            .in_l2 = static_cast<int>(groups_in_l2(request, packed_heads)),
+                            .ctas = ctas,
+                            .descending = first_tiles_are_shortest(problem.mask),
+                            .work = work_of_tiles(problem, row, packed_heads)});
+}
+
+// What a sequence takes with this tile. Where the grid takes few tiles in turn, what the busiest SM has counts, so that
+// the batch and the card decide, too; calls with batch_invariant do not come here, since their tiles are those of a
+// schedule. An sm_margin does not decide: it only steers.
 Candidate candidate(PlanRequest const& request, TileRow const& row, int packed_heads) {
   Problem const& problem = request.problem;
   Packing const packing = make_packing(packed_heads, rows_of_slab(row.tile));
   std::int64_t const count = m_blocks(problem, row.tile, packed_heads);
   std::int64_t const samples = std::min(count, kTilesToCost);
-  if (samples == 0) { return {&row, packed_heads}; }
-  std::vector<int> ns;
+  double ns = 0;
   for (std::int64_t i = 0; i < samples; ++i) {
-    ns.push_back(tile_ns(problem, row, packing, static_cast<int>((2 * i + 1) * count / (2 * samples))));
+    ns += tile_ns(problem, row, packing, static_cast<int>((2 * i + 1) * count / (2 * samples)));
   }
-  std::int64_t const groups = problem.heads_q / packed_heads;
-  double const mean_ns = std::accumulate(ns.begin(), ns.end(), 0.0) / static_cast<double>(samples);
-  double const busy_us = mean_ns * static_cast<double>(count * groups) * 1e-3;
-  std::sort(ns.begin(), ns.end(), std::greater<>());
-  std::int64_t const ctas = request.most_ctas(row.tile);
-  std::int64_t const tiles = count * groups * problem.batch;
-  std::int64_t rounds_ns = 0;
-  for (std::int64_t round = 0; round < std::min(ceil_div(tiles, ctas), kRoundsToCost); ++round) {
-    int const last = ns[static_cast<std::size_t>(round * ctas * samples / tiles)];
-    rounds_ns = std::max(rounds_ns, (round + 1) * last);
-  }
-  double const grid_us = static_cast<double>(rounds_ns * ctas) * 1e-3;
-  return {&row, packed_heads, busy_us, std::max(busy_us, grid_us / problem.batch)};
-}
-
-std::vector<int> work_of_tiles(Problem const& problem, Candidate const& chosen) {
-  Packing const packing = make_packing(chosen.packed_heads, rows_of_slab(chosen.row->tile));
-  std::vector<int> work;
-  for (int m = 0; m < m_blocks(problem, chosen.row->tile, chosen.packed_heads); ++m) {
-    work.push_back(tile_ns(problem, *chosen.row, packing, m));
-  }
-  return work;
+  std::int64_t const tiles_of_sequence = count * (problem.heads_q / packed_heads);
+  std::int64_t const tiles = tiles_of_sequence * problem.batch;
+  if (tiles == 0) { return {&row, packed_heads}; }
+  double const busy_us = ns / static_cast<double>(samples) * static_cast<double>(tiles_of_sequence) * 1e-3;
+  std::int64_t const slots = std::int64_t{max_of(1, request.device.sm_count)} * row.tile.per_sm;
+  if (tiles > kRoundsToBalance * slots) { return {&row, packed_heads, busy_us, busy_us}; }
+  auto const ctas = static_cast<int>(std::min(tiles, slots));
+  double const balance = order_of_tiles(request, row, packed_heads, ctas).imbalance;
+  return {&row, packed_heads, busy_us, busy_us * balance * static_cast<double>(slots) / ctas};
 }
 
 std::vector<TileRow const*> candidate_rows(PlanRequest const& request) {
@@ -181,10 +198,6 @@ Candidate choose_tile(PlanRequest const& request, Plan& plan, std::vector<TileRo
   return best;
 }
 
-std::int64_t kv_bytes_of_head(Problem const& problem) {
-  return std::int64_t{problem.seqlen_k} * (problem.head_dim + problem.head_dim_v) * kElementBytes;
-}
-
 // Tiles in turn are shared out beforehand, and blocks that compute a few parts in a thousand faster run ahead of the
 // others. Where K and V of a head stay in L2 that costs nothing; where they do not, blocks that are thousands of keys
 // apart read them from memory again: a pair of tokens takes 10 % longer with 16 heads of 256k tokens than with 16k.
@@ -223,18 +236,13 @@ void choose_order(PlanRequest const& request, Plan& plan, Candidate const& chose
   }
   int const sharing = request.ratio() / plan.packed_heads;  // groups that read the same K and V
   std::int64_t const kv_bytes = kv_bytes_of_head(problem);
-  std::int64_t const fitting = kv_bytes == 0 ? all : std::min(all, request.l2_budget() / kv_bytes * sharing);
+  std::int64_t const fitting = groups_in_l2(request, plan.packed_heads);
   if (alone) {
     plan.heads_per_pass = sharing;  // of one K/V head, which L2 does not hold
     because(plan, "order", plan.heads_per_pass, " of ", all, " head groups at a time, in the same direction");
     return;
   }
-  TileOrder const order = choose_tile_order({.sequence_heads = static_cast<int>(all),
-                                             .sharing = sharing,
-                                             .in_l2 = static_cast<int>(fitting),
-                                             .ctas = ctas,
-                                             .descending = first_tiles_are_shortest(problem.mask),
-                                             .work = work_of_tiles(problem, chosen)});
+  TileOrder const order = order_of_tiles(request, *chosen.row, chosen.packed_heads, ctas);
   plan.heads_per_pass = order.heads_per_pass;
   because(plan, "order", plan.heads_per_pass, " of ", all, " head groups at a time: K and V of one head take ",
           megabytes(kv_bytes), ", L2 has room for those of ", fitting, " groups; the busiest block has ",

@@ -188,13 +188,17 @@ TEST_CASE("plan: few tiles take the one whose longest tile is done first") {
   p.batch = 16;
   CHECK(tile_of(p).starts_with("192x80"));
   p.batch = 1;
+  p.sm_margin = 100;  // it and forced numbers of blocks only steer: bits must not change
+  CHECK(tile_of(p) == "128x128");
+  p.sm_margin = 0;
+  CHECK(testing::plan_with(p, card(132), {.ctas = 3}).tile == plan(p, card(132)).tile);
   p.batch_invariant = true;  // one tile, whatever is in the batch
   CHECK(tile_of(p).starts_with("192x80"));
 }
 
 TEST_CASE("plan: heads are packed where that is faster, or saves work and is not slower") {
   CHECK(plan(problem(3, 512, 512, 16, 4, 64, false), card(132)).packed_heads == 4);
-  CHECK(plan(windowed(3, 3000, 4, 1, 64, 127), card(132)).packed_heads == 1);
+  CHECK(plan(problem(1, 16, 1000, 8, 1, 128, true), card(132)).packed_heads == 1);  // one tile instead of 8, as long
 }
 
 TEST_CASE("plan: a short window packs heads, so that a tile spans few keys; a long one does not") {
