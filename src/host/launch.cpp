@@ -224,8 +224,8 @@ void start_combine(CombineLaunch const& launch, Plan const& plan, Problem const&
     task.partial = workspace.partial[launch.kernels[i]];
     set_schedule(task.schedule, task.cluster, plan, problem, workspace.metadata);
   }
-  launch_kernel(split_combine_function(problem.head_dim_v), on_device(launch.shape, args.q.device), &p, stream,
-                "the launch of the combine kernel failed");
+  launch_kernel(split_combine_function(launch.family, problem.head_dim_v), on_device(launch.shape, args.q.device), &p,
+                stream, "the launch of the combine kernel failed");
 }
 
 }  // namespace

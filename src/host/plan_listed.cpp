@@ -22,16 +22,19 @@ bool queries_are_known(Problem const& problem) {
   return !problem.seqused_q && (!problem.packed_q || problem.total_q >= rows);
 }
 
-// Where how many tiles there are is known: cutting some pays for no keys. Those of one sequence alone are so many that
-// none can be longer than two blocks' shares of all work.
+// Tiles so short that cutting them saves less than merging takes, or, where how many there are is known, so many that
+// cutting some pays for no keys: those of one sequence alone are so many that none can be longer than two blocks' shares
+// of all work.
 bool whole_tiles_fill_grid(PlanRequest const& request) {
   Problem const& problem = request.problem;
   TileConfig const tile = request.tile_row(request.many_use()).tile;
   int const ctas = request.most_ctas(tile);
   SequenceWork const work = request.work_of_sequence(tile);
-  std::int64_t const of_sequence = std::int64_t{work.tiles} * request.scheduled_groups();
-  std::int64_t const tiles = of_sequence * problem.batch;
-  return 2 * of_sequence >= ctas && !leave_grid_idle(tiles, tiles * work.units, ctas, tiles_are_even(problem));
+  if (request.most_keys_of_tile(tile) <= std::int64_t{kWorthCutting} * tile.keys) { return true; }
+  std::int64_t const sequences = std::int64_t{request.scheduled_groups()} * problem.batch;
+  bool const many = 2LL * work.tiles * request.scheduled_groups() >= ctas;
+  return many && queries_are_known(problem) &&
+         !leave_grid_idle(work.tiles * sequences, work.sum() * sequences, work.units, ctas, tiles_are_even(problem));
 }
 
 // Of a plan that cuts no tile.
@@ -112,6 +115,7 @@ bool splitting_pays(PlanRequest const& request) {
   ScheduleParams params;
   params.batch = request.problem.batch;
   params.alike = request.work_of_sequence(tile);
+  params.alike_units = params.alike.sum();
   params.head_groups = FastDivmod(request.scheduled_groups());
   params.ctas = request.most_ctas(tile);
   params.may_split = true;
@@ -218,8 +222,7 @@ void plan_listed(PlanRequest const& request, Plan& plan) {
     add_decode_kernels(request, plan, splits && !one_split && (forced || !whole_tiles_suffice(request)));
   } else {
     bool const known = !plan.fixed_splits && queries_are_known(request.problem);
-    bool const cuts = forced || !known || !whole_tiles_fill_grid(request);
-    bool const cut = splits && !plan.fixed_splits && cuts;
+    bool const cut = splits && !plan.fixed_splits && (forced || !whole_tiles_fill_grid(request));
     add_kernel(request, plan, prefill_use(request, cut), cut);
     if (known && splits) { because(plan, "kernels", "one: every sequence has ", request.problem.seqlen_q, " queries"); }
     if (splits && request.problem.ragged && !known) {

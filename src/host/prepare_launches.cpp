@@ -89,29 +89,33 @@ std::optional<CombineLaunch> combine_launch(Plan const& plan, Problem const& pro
   p.next_starts_early = plan.next_starts_early;
   int rows = 0;
   std::int64_t candidates = 0;
+  bool by_tile = false;
   for (std::size_t i = 0; i < plan.kernels.size(); ++i) {
     KernelPlan const& kernel = plan.kernels[i];
     if (!kernel.may_split || kernel.shares_parts) { continue; }
     launch.kernels[launch.tasks] = i;
+    if (kernel.family == KernelFamily::kPrefill) { launch.family = KernelFamily::kPrefill; }
     SplitCombineTask& task = p.task[launch.tasks++];
     task.schedule = schedule_params(plan, kernel, problem);
     task.packing = packing_of(plan, kernel);
+    task.mask = problem.mask;
     task.slabs = slabs_of(kernel.tile);
+    task.keys = kernel.tile.keys;
     task.cluster = cluster_params(plan, kernel, problem.heads_q);
-    task.candidates =
-        static_cast<int>(plan.fixed_splits || task.cluster.on() ? kernel.most_tiles : kernel.partial_slots / 2 - 1);
+    by_tile = plan.fixed_splits || task.cluster.on();
+    task.candidates = static_cast<int>(by_tile ? kernel.most_tiles : kernel.partial_slots / 2 - 1);
     candidates += task.candidates;
     rows = std::max(rows, kernel.partial_rows);
   }
   if (candidates == 0) { return std::nullopt; }
-  // Many parts want a block for each row; many rows want few blocks that find nothing to do.
-  constexpr std::int64_t kMostBlocks = 2048;
-  p.rows_per_block =
-      static_cast<int>(std::max<std::int64_t>(1, ceil_div<std::int64_t>(rows * candidates, kMostBlocks)));
-  launch.shape = {
-      .grid = dim3(static_cast<unsigned>(candidates), static_cast<unsigned>(ceil_div(rows, p.rows_per_block))),
-      .threads = kSplitCombineThreads,
-      .start = Start::kOverlap};
+  // The blocks of a candidate share its rows. Borders between chunks have about as much to do each, so that the blocks
+  // of all of them are to be on the SMs at once; of whole tiles many have nothing to merge.
+  constexpr int kSms = 132;
+  std::int64_t const most_blocks = by_tile ? 2048 : rows <= kSlabRows ? 2 * kSms : kSplitCombineBlocks * kSms;
+  launch.shape = {.grid = dim3(static_cast<unsigned>(candidates),
+                               static_cast<unsigned>(std::clamp<std::int64_t>(most_blocks / candidates, 1, rows))),
+                  .threads = kSplitCombineThreads,
+                  .start = Start::kOverlap};
   return launch;
 }
 

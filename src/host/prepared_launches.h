@@ -38,6 +38,7 @@ struct CombineLaunch {
   SplitCombineParams params;
   std::array<std::size_t, 2> kernels;  // of the plan, whose parts the tasks merge
   int tasks;
+  KernelFamily family = KernelFamily::kDecode;  // kPrefill: of both
   LaunchShape shape;
 };
 

@@ -80,6 +80,7 @@ inline ScheduleParams schedule_params(Plan const& plan, KernelPlan const& kernel
   p.batch = problem.batch;
   p.places = places_of(plan, kernel);
   p.alike = sequence_work(shape, problem.mask, {problem.seqlen_q, problem.seqlen_k});
+  p.alike_units = p.alike.sum();
   int const head_groups = problem.heads_q / plan.packed_heads;
   p.share = card_share(plan, kernel);
   p.head_groups = FastDivmod(head_groups);

@@ -19,7 +19,11 @@ std::vector<void const*> other_kernels() {
   constexpr std::array kHalves{DataType::kBFloat16, DataType::kFloat16};
   constexpr std::array kOutputs{DataType::kBFloat16, DataType::kFloat16, DataType::kFloat32};
   std::vector<void const*> kernels{schedule_function(1), schedule_function(kScheduleCluster)};
-  for (int const columns : kColumns) { kernels.push_back(split_combine_function(columns)); }
+  for (int const columns : kColumns) {
+    for (KernelFamily const family : {KernelFamily::kPrefill, KernelFamily::kDecode}) {
+      kernels.push_back(split_combine_function(family, columns));
+    }
+  }
   for (DataType const type : kHalves) {
     kernels.push_back(append_kernel(type));
     kernels.push_back(merge_kernel(type, type, 2));

@@ -10,9 +10,19 @@ void const* schedule_function(int ctas) {
                    : reinterpret_cast<void const*>(&schedule_cluster_kernel);
 }
 
-void const* split_combine_function(int head_dim_v) {
-  return head_dim_v <= 128 ? reinterpret_cast<void const*>(&split_combine_kernel<4>)
-                           : reinterpret_cast<void const*>(&split_combine_kernel<8>);
+namespace {
+
+template <KernelFamily kFamily>
+void const* function_of_family(int head_dim_v) {
+  return head_dim_v <= 128 ? reinterpret_cast<void const*>(&split_combine_kernel<kFamily, 4>)
+                           : reinterpret_cast<void const*>(&split_combine_kernel<kFamily, 8>);
+}
+
+}  // namespace
+
+void const* split_combine_function(KernelFamily family, int head_dim_v) {
+  return family == KernelFamily::kDecode ? function_of_family<KernelFamily::kDecode>(head_dim_v)
+                                         : function_of_family<KernelFamily::kPrefill>(head_dim_v);
 }
 
 }  // namespace hopper_attention

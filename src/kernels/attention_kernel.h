@@ -50,8 +50,8 @@ __device__ __forceinline__ void setup_barriers(typename Traits::SharedStorage& s
     init_barrier(shared.work_full[s], kWritersOfWork<Traits>);
     init_barrier(shared.work_empty[s], kReadersOfWork);
   }
+  if constexpr (Traits::kListed) { init_barrier(shared.loads_issued, 1); }
   if constexpr (Traits::kDecode) {
-    init_barrier(shared.loads_issued, 1);
     init_barrier(shared.parts_full, 1);
     init_barrier(shared.parts_empty, max_of(1, cluster));
   }
@@ -118,7 +118,7 @@ __device__ __forceinline__ void schedule(AttentionParams const& params, typename
     using State = typename Source::State;
     if (threadIdx.x % 32 == 0) { new (shared.source) State(Schedule(params.schedule, numbers)); }
     __syncwarp();
-    Source source(params, *reinterpret_cast<State*>(shared.source), Traits::kConsumerWarpgroups);
+    Source source(params, *reinterpret_cast<State*>(shared.source), Traits::kConsumerWarpgroups, Traits::kKeys);
     publish<Traits>(params, shared, source, draw);
   }
 }
@@ -135,7 +135,7 @@ __device__ __forceinline__ void produce(AttentionParams const& params, typename 
   }
   GatherLoader<Traits> const gather{params.load, shared, loader.lane};
   auto const announce_loads = [&](TileWork const& work) __attribute__((always_inline)) {
-    if constexpr (Traits::kDecode) {
+    if constexpr (Traits::kListed) {
       if (work.announces_loads && loader.lane == kActingLane) { arrive_barrier(shared.loads_issued); }
     }
   };

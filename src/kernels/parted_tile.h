@@ -7,22 +7,25 @@
 
 namespace hopper_attention {
 
-// A tile in parts: part i lies in slot `slot(i)`.
+// A tile in parts, and which share of its rows is to be merged. Part i lies in slot `slot(i)`.
 struct PartedTile {
   int place = -1;  // -1: none
   int head = 0;
   int m = 0;
   int parts = 0;
-  int first_chunk = 0;
-  Chunks chunks{};
-  int begin = 0;
-  bool fixed = false;
+  int first_slot = 0;
+  int later_slots = 0;  // of part i > 0: later_slots + i * slot_step
+  int slot_step = 1;
+  int share = 0;  // of `shares` alike
+  int shares = 1;
 
-  HA_HOST_DEVICE int slot(int part) const { return fixed ? begin + part : slot_of(chunks, first_chunk + part, begin); }
+  HA_HOST_DEVICE constexpr int slot(int part) const { return part == 0 ? first_slot : later_slots + part * slot_step; }
 };
 
-// The tile that candidate `index` is responsible for. With clusters and fixed splits a candidate is a tile; otherwise
-// it is the border between two chunks, and the first border inside a tile takes it. All lanes of a warp.
+// The tile that candidate `index` merges rows of. With clusters and fixed splits a candidate is a tile; otherwise it is
+// the border between two chunks, and the borders inside a tile share its rows, so that each has about as much to read.
+// All lanes of a warp. kFamily: kDecode if all tasks are of few queries.
+template <KernelFamily kFamily>
 HA_HOST_DEVICE PartedTile find_parted_tile(SplitCombineTask const& task, SequenceParams const& sequences,
                                            Sequence& sequence, int index) {
   ScheduleParams const& params = task.schedule;
@@ -34,8 +37,7 @@ HA_HOST_DEVICE PartedTile find_parted_tile(SplitCombineTask const& task, Sequenc
     parted.place = place;
     parted.head = params.head_groups.remainder(index);
     parted.parts = task.cluster.of_tile;
-    parted.begin = index * task.cluster.of_tile;
-    parted.fixed = true;
+    parted.first_slot = parted.later_slots = index * task.cluster.of_tile;
     return parted;
   }
   Schedule const schedule(params);
@@ -70,20 +72,24 @@ HA_HOST_DEVICE PartedTile find_parted_tile(SplitCombineTask const& task, Sequenc
     if (units < 2 || m >= tiles) { return parted; }
     tile = {place, head, m, units_before * heads + head * units_of_place + m * units, units};
     parted.parts = units;
+    parted.first_slot = parted.later_slots = tile.begin;
   } else {
-    tile = unit_tile(found, tiles, position, heads);
-    bool const first_border = tile.begin < position && tile.begin >= chunks.begin(index);
-    if (!first_border) { return parted; }
-    parted.first_chunk = index;
-    parted.parts = chunks.of(min_of(tile.begin + tile.units, schedule.units()) - 1) - index + 1;
+    int const queries = task.packing.queries_per_slab * task.slabs;
+    SequenceWork const work = work_of_found<kFamily>(params, task.mask, queries, task.keys, sequence.len);
+    tile = unit_tile(found, work, position, heads);
+    if (tile.begin == position) { return parted; }  // the border lies between two tiles
+    int const first_chunk = chunks.of(tile.begin);
+    parted.parts = chunks.of(min_of(tile.begin + tile.units, schedule.units()) - 1) - first_chunk + 1;
+    parted.first_slot = slot_of(chunks, first_chunk, tile.begin);
+    parted.later_slots = 2 * first_chunk;  // every later chunk begins in the tile
+    parted.slot_step = 2;
+    parted.share = index - first_chunk;
+    parted.shares = parted.parts - 1;
   }
   if (tile.m >= tiles) { return parted; }
   parted.place = place;
   parted.head = tile.head;
   parted.m = tile.m;
-  parted.chunks = chunks;
-  parted.begin = tile.begin;
-  parted.fixed = params.fixed_splits;
   return parted;
 }
 

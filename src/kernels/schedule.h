@@ -34,32 +34,54 @@ struct TileShape {
   int fixed_split = 0;  // blocks of a unit if splits do not depend on the batch, else 0
 };
 
+// The tiles of a sequence. With a causal mask their units rise from the first to the last.
 struct SequenceWork {
-  int tiles;
-  int units;  // of each tile: at least 1
+  int tiles = 0;
+  int units = 1;      // of the last tile: at least 1
+  int least = units;  // of the first tile: from 1 to units
+
+  HA_HOST_DEVICE constexpr bool even() const { return least == units; }
+
+  // Of tile m of them; of the tiles m and tiles - 1 - m together as many as of the first and the last.
+  HA_HOST_DEVICE constexpr int units_of(int m) const {
+    if (even() || tiles <= 1) { return units; }
+    int const mirrored = tiles - 1 - m;
+    return m <= mirrored ? least + scaled_cut(m, tiles - 1, units - least)
+                         : units - scaled_cut(mirrored, tiles - 1, units - least);
+  }
+  HA_HOST_DEVICE constexpr int sum() const {
+    if (even()) { return tiles * units; }
+    return tiles / 2 * (units + least) + (tiles % 2 == 0 ? 0 : units_of(tiles / 2));
+  }
 };
 
-// Units follow from the blocks of a last tile full of queries: with a causal mask it has the most. They only weigh
-// tiles and place cuts; every tile is cut in proportion to its own blocks.
+// Units are the blocks of the first and the last tile, and rise evenly between them. They weigh tiles and place cuts;
+// every tile is cut in proportion to its own blocks, of which it may have one more or fewer than units.
 HA_HOST_DEVICE constexpr SequenceWork sequence_work(TileShape const& shape, MaskParams const& mask, SeqlenQK len) {
   if (len.q == 0) { return {0, 1}; }
   int const tiles = ceil_div(len.q, shape.queries);
-  int const blocks = block_range(mask, max_of(len.q - shape.queries, 0), len.q - 1, len, shape.keys).blocks();
-  return {tiles, max_of(1, shape.fixed_split > 0 ? ceil_div(blocks, shape.fixed_split) : blocks)};
+  int const most = block_range(mask, max_of(len.q - shape.queries, 0), len.q - 1, len, shape.keys).blocks();
+  int const units = max_of(1, shape.fixed_split > 0 ? ceil_div(most, shape.fixed_split) : most);
+  bool const rises = mask.left == kUnlimited && mask.chunk == 0 && mask.cp_world <= 1;
+  if (tiles == 1 || shape.fixed_split > 0 || !rises) { return {tiles, units}; }
+  int const first = block_range(mask, 0, len.q - (tiles - 1) * shape.queries - 1, len, shape.keys).blocks();
+  return {tiles, units, min_of(max_of(1, first), units)};
 }
 
 // Key blocks of a thread block's idle time that are worth cutting tiles and merging them.
-inline constexpr int kWorthCutting = 16;
+inline constexpr int kWorthCutting = 24;
 
-// Whether `tiles` of about the same length, with `units` key blocks in all, taken in rounds leave much of the grid
-// idle: more than a seventh, or of long ones a fourteenth. The latter only of even tiles: chunks of units, for which
-// every tile counts as a sequence's last, would not be even either.
+// Whether whole tiles leave so much of the grid idle that cutting them pays: more than kWorthCutting units for each
+// thread block, and a fourteenth of all its time. `units`: of all tiles together; `most`: of the longest. Tiles of about
+// the same length are taken in rounds; of others the short ones fill the gaps that the long ones leave.
 template <class Count>
-HA_HOST_DEVICE constexpr bool leave_grid_idle(Count tiles, long long units, int ctas, bool even) {
-  long long const full = static_cast<long long>(ceil_div<Count>(tiles, ctas)) * ctas;
-  long long const idle = full - tiles;
-  bool const is_long = idle * units > static_cast<long long>(tiles) * kWorthCutting * ctas;
-  return 7 * idle > full || (even && is_long && 14 * idle > full);
+HA_HOST_DEVICE constexpr bool leave_grid_idle(Count tiles, long long units, int most, int ctas, bool even) {
+  // No division of 64 bits: it is a call that producers have no registers for.
+  long long const behind_longest = static_cast<long long>(most) * ctas - units;
+  if (behind_longest > static_cast<long long>(kWorthCutting) * ctas && 13 * behind_longest > units) { return true; }
+  long long const in_last_round = static_cast<long long>(ceil_div<Count>(tiles, ctas)) * ctas - tiles;
+  bool const is_long = in_last_round * units > static_cast<long long>(tiles) * kWorthCutting * ctas;
+  return even && is_long && 13 * in_last_round > tiles;
 }
 
 // Which places a kernel takes.
@@ -78,6 +100,7 @@ struct ScheduleParams {
   Places places = Places::kAll;
   CardShare share = CardShare::kAll;
   SequenceWork alike{};  // without metadata
+  int alike_units = 0;   // alike.sum(): kernels that computed it would be longer
   FastDivmod head_groups;
   int ctas = 1;  // of the grid
   bool may_split = false;
@@ -172,7 +195,7 @@ class Schedule {
     return clamped(static_cast<long long>(at(kTilesUntil, place - 1)) - numbers_.tiles_base, 0, params_.most_tiles);
   }
   HA_HOST_DEVICE constexpr int units_before(int place) const {
-    if (params_.metadata == nullptr) { return place * params_.alike.tiles * params_.alike.units; }
+    if (params_.metadata == nullptr) { return place * params_.alike_units; }
     if (place == numbers_.begin) { return 0; }
     return clamped(static_cast<long long>(at(kUnitsUntil, place - 1)) - numbers_.units_base, 0, params_.most_units);
   }
@@ -249,15 +272,18 @@ class Schedule {
     if (params_.fixed_splits) { return true; }
     if (!units_fit()) { return false; }
     if (params_.always_split) { return true; }
-    long long const other = params_.share == CardShare::kTakes ? units_behind() : 0;
-    // A tile that takes longer than two CTAs' shares of all work. No division: a share is at most half of the tile.
-    long long const half = (most_units() - 1) >> 1;
-    if (params_.metadata != nullptr && units() + other <= half * params_.ctas) { return true; }
-    if (other > units()) { return false; }  // it ends earlier in any case
     int const all = max_of(1, tiles());
-    // Memory is nearly as fast for four ninths of the SMs as for all; arithmetic is not.
-    if (params_.bound_by_memory) { return 9LL * all < 4LL * params_.ctas; }
-    return leave_grid_idle(all, units(), params_.ctas, params_.even_tiles);
+    if (params_.bound_by_memory) {
+      // A tile that takes longer than two CTAs' shares of all work. No division: a share is at most half of the tile.
+      long long const half = (most_units() - 1) >> 1;
+      if (params_.metadata != nullptr && units() <= half * params_.ctas) { return true; }
+      // Memory is nearly as fast for four ninths of the SMs as for all; arithmetic is not.
+      return 9LL * all < 4LL * params_.ctas;
+    }
+    long long const other = params_.share == CardShare::kTakes ? units_behind() : 0;
+    // Beside longer work of the other kernel, only the longest tile can end late.
+    bool const even = params_.even_tiles && other <= units();
+    return leave_grid_idle(all, units() + other, most_units(), params_.ctas, even);
   }
 
   // As many as leave prefill the SMs on which it ends no later than decode, but at least three quarters, which read as
@@ -265,7 +291,8 @@ class Schedule {
   // share of the memory takes to bring the block, so units of both kernels count alike. A wrong estimate costs little:
   // idle SMs slow no memory, and prefill goes on where decode ends. Some more, if then the last round of tiles is full.
   HA_HOST_DEVICE constexpr int ctas_beside_prefill() const {
-    int const prefill = numbers_.units_base;
+    constexpr int kUnitsOfTile = 4;  // as long as it takes to start and to end one
+    int const prefill = numbers_.units_base + kUnitsOfTile * numbers_.tiles_base;
     if (prefill <= 0 || numbers_.units <= 0) { return params_.ctas; }
     int shift = 0;  // no division of 64 bits: it is a call that producers have no registers for
     while (numbers_.units >> shift >= 1 << 16) { ++shift; }
@@ -312,17 +339,26 @@ struct UnitTile {
   int units;
 };
 
-// `tiles`: query blocks of the sequence at the place. The units of a place are shared evenly among its tiles, whatever
-// the metadata says; what is left over belongs to no tile (m is past the last one).
-HA_HOST_DEVICE constexpr UnitTile unit_tile(FoundPlace const& found, int tiles, int x, int head_groups) {
+// Where tiles are not even, a tile and its mirror image, the longer one first, have as many units as any other two, so
+// that all of them are found by one division. Where the units of the place are not those of `work`, as in damaged
+// metadata, they are shared evenly among its tiles; what is left over belongs to no tile (m is past the last one).
+HA_HOST_DEVICE constexpr UnitTile unit_tile(FoundPlace const& found, SequenceWork const& work, int x, int head_groups) {
   int const of_place = max_of(1, found.until - found.before);
   int const within = x - found.before * head_groups;
   int const head = within / of_place;
   int const in_head = within - head * of_place;
-  if (tiles <= 1) { return {found.place, head, 0, x - in_head, of_place}; }
-  int const units = max_of(1, of_place / tiles);
-  int const m = in_head / units;
-  return {found.place, head, m, x - (in_head - m * units), min_of(units, of_place - m * units)};
+  if (work.tiles <= 1) { return {found.place, head, 0, x - in_head, of_place}; }
+  if (work.even() || work.sum() != of_place) {
+    int const units = max_of(1, of_place / work.tiles);
+    int const m = in_head / units;
+    return {found.place, head, m, x - (in_head - m * units), min_of(units, of_place - m * units)};
+  }
+  int const pair = in_head / (work.units + work.least);
+  int const in_pair = in_head - pair * (work.units + work.least);
+  int const longer = work.tiles - 1 - pair;
+  int const of_longer = work.units_of(longer);
+  if (in_pair < of_longer) { return {found.place, head, longer, x - in_pair, of_longer}; }
+  return {found.place, head, pair, x - (in_pair - of_longer), work.units_of(pair)};
 }
 
 // The slot of the part of a tile, beginning at `tile_begin`, that lies in `chunk`: a chunk cuts at most two tiles, the

@@ -226,7 +226,7 @@ __device__ __forceinline__ void make_schedule(ScheduleKernelParams const& params
     int const rank = take_rank(entry);
     if (entry.bucket == kBuckets) { continue; }
     int const place = shared.place[entry.bucket] + rank;
-    PlaceWork const work{entry.work.tiles, entry.work.tiles * entry.work.units};
+    PlaceWork const work{entry.work.tiles, entry.work.sum()};
     order[place] = b;
     if (turns == 1) {
       int const owner = kCtas == 1 ? 0 : place / threads;

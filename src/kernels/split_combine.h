@@ -6,6 +6,7 @@
 #include "kernels/cute.h"
 
 #include "kernels/dependent_launch.h"
+#include "kernels/output_rows.h"
 #include "kernels/parted_tile.h"
 #include "kernels/sink.h"
 #include "kernels/softmax.h"
@@ -24,7 +25,7 @@ struct MergedRow {
 
   // Relative to 2^higher from now on: `higher` is at least `top`, and not -inf.
   __device__ __forceinline__ void raise(float higher) {
-    float const shrink = exp2f(top - higher);
+    float const shrink = exp2_approx(top - higher);
     CUTE_UNROLL
     for (float& x : columns) { x *= shrink; }
     sum *= shrink;
@@ -32,9 +33,26 @@ struct MergedRow {
   }
 };
 
-// Several warps share a row where a tile has many parts; they add up in shared memory in a fixed order.
-template <int kColumns>  // of a lane: head dims up to 32 * kColumns
-__global__ void __launch_bounds__(kSplitCombineThreads, 4)
+// Four columns of a row of out; one by one where out is not aligned for more.
+template <class Element>
+__device__ __forceinline__ void store_columns(Element* to, float const* values, float scale) {
+  constexpr int kCount = 4;
+  cutlass::AlignedArray<Element, kCount> rounded;
+  CUTE_UNROLL
+  for (int c = 0; c < kCount; ++c) { rounded[c] = Element(values[c] * scale); }
+  if (reinterpret_cast<std::uintptr_t>(to) % sizeof(rounded) == 0) {
+    *reinterpret_cast<cutlass::AlignedArray<Element, kCount>*>(to) = rounded;
+  } else {
+    CUTE_UNROLL
+    for (int c = 0; c < kCount; ++c) { to[c] = rounded[c]; }
+  }
+}
+
+// A warp has a row at a time, a lane four columns of 128. Several warps share a row where a tile has many parts; they
+// add up in shared memory in a fixed order. Where rows are many, instructions are what takes the time: 16,384 rows of
+// two parts took 17 us with 430 instructions for each.
+template <KernelFamily kFamily, int kColumns>  // of a lane: head dims up to 32 * kColumns
+__global__ void __launch_bounds__(kSplitCombineThreads, kSplitCombineBlocks)
     split_combine_kernel(__grid_constant__ SplitCombineParams const params) {
   __shared__ float shared_out[kSplitCombineWarps][32 * kColumns];
   __shared__ float shared_sum[kSplitCombineWarps];
@@ -49,8 +67,8 @@ __global__ void __launch_bounds__(kSplitCombineThreads, 4)
   if (warp == 0) {
     Sequence found{};
     warm_schedule(task.schedule, params.sequences);
-    PartedTile const parted = find_parted_tile(task, params.sequences, found,
-                                               static_cast<int>(blockIdx.x) - (second ? params.task[0].candidates : 0));
+    int const candidate = static_cast<int>(blockIdx.x) - (second ? params.task[0].candidates : 0);
+    PartedTile const parted = find_parted_tile<kFamily>(task, params.sequences, found, candidate);
     if (lane == 0) {
       shared_tile = parted;
       shared_sequence = found;
@@ -67,21 +85,27 @@ __global__ void __launch_bounds__(kSplitCombineThreads, 4)
   if (tile.place < 0) { return; }
 
   QueryRange const queries = query_range(task.packing, task.slabs, tile.m, sequence.len.q);
+  int const packed_heads = params.packed_heads.divisor;
+  int const existing = min_of(queries.last + 1, params.rows - sequence.q_row);  // queries of the tile end here
+  std::int64_t const out_of_tile =
+      sequence.q_batch * params.out_stride_batch +
+      static_cast<std::int64_t>(tile.head * packed_heads) * params.out_stride_head;
+  float const* const parts = task.partial.out + lane * 4;
   int warps_per_row = 1;
   while (warps_per_row < kSplitCombineWarps && warps_per_row * 4 < tile.parts) { warps_per_row *= 2; }
   int const rows_at_once = kSplitCombineWarps / warps_per_row;
   int const share_of_row = warp % warps_per_row;
-  int const end = min_of(task.partial.rows, static_cast<int>(blockIdx.y + 1) * params.rows_per_block);
+  int const pieces = tile.shares * static_cast<int>(gridDim.y);
+  int const piece = tile.share * static_cast<int>(gridDim.y) + static_cast<int>(blockIdx.y);
+  int const end = (piece + 1) * task.partial.rows / pieces;
 
-  for (int first = blockIdx.y * params.rows_per_block; first < end; first += rows_at_once) {
+  for (int first = piece * task.partial.rows / pieces; first < end; first += rows_at_once) {
     int const row = first + warp / warps_per_row;
-    int const slab_row = row % kSlabRows;
-    int const query_in_slab = params.packed_heads.quotient(slab_row);
-    int const query = queries.first + row / kSlabRows * task.packing.queries_per_slab + query_in_slab;
-    int const head = tile.head * params.packed_heads.divisor + slab_row - query_in_slab * params.packed_heads.divisor;
-    int const row_of_q = sequence.q_row + query;
-    bool const exists =
-        row < end && query_in_slab < task.packing.queries_per_slab && query <= queries.last && row_of_q < params.rows;
+    int const slab = row / kSlabRows;
+    int const query_in_slab = params.packed_heads.quotient(row - slab * kSlabRows);
+    int const query = queries.first + slab * task.packing.queries_per_slab + query_in_slab;
+    int const head = row - slab * kSlabRows - query_in_slab * packed_heads;  // of the packed ones
+    bool const exists = row < end && query_in_slab < task.packing.queries_per_slab && query < existing;
 
     MergedRow<kColumns> merged;
     constexpr int kPartsAtOnce = 16 / kColumns;  // whose ends and columns a warp waits for together
@@ -89,29 +113,26 @@ __global__ void __launch_bounds__(kSplitCombineThreads, 4)
     for (int part = share_of_row; exists && part < tile.parts; part += warps_per_row * kPartsAtOnce) {
       float exponents[kPartsAtOnce];
       float4 values[kPartsAtOnce][kColumns / 4];
-      float higher = merged.top;
       CUTE_UNROLL
       for (int i = 0; i < kPartsAtOnce; ++i) {
         bool const is_there = part + i * warps_per_row < tile.parts;
-        std::int64_t const from =
-            static_cast<std::int64_t>(tile.slot(is_there ? part + i * warps_per_row : part)) * task.partial.rows + row;
+        int const from = tile.slot(part + i * warps_per_row) * task.partial.rows + row;
         exponents[i] = is_there ? task.partial.lse[from] : -INFINITY;
+        float const* const columns = parts + static_cast<std::int64_t>(from) * params.head_dim_v;
         CUTE_UNROLL
-        for (int c = 0; c < kColumns; c += 4) {
-          int const column = c * 32 + lane * 4;
-          values[i][c / 4] =
-              is_there && column < params.head_dim_v
-                  ? *reinterpret_cast<float4 const*>(task.partial.out + from * params.head_dim_v + column)
-                  : float4{};
+        for (int c = 0; c < kColumns / 4; ++c) {
+          bool const has = is_there && c * 128 + lane * 4 < params.head_dim_v;
+          values[i][c] = has ? *reinterpret_cast<float4 const*>(columns + c * 128) : float4{};
         }
       }
+      float higher = merged.top;
       CUTE_UNROLL
       for (float exponent : exponents) { higher = max_or_nan(higher, exponent); }
       if (higher == -INFINITY) { continue; }
       merged.raise(higher);
       CUTE_UNROLL
       for (int i = 0; i < kPartsAtOnce; ++i) {
-        float const weight = exp2f(exponents[i] - higher);
+        float const weight = exp2_approx(exponents[i] - higher);
         merged.sum += weight;
         CUTE_UNROLL
         for (int c = 0; c < kColumns; c += 4) {
@@ -138,7 +159,7 @@ __global__ void __launch_bounds__(kSplitCombineThreads, 4)
         if (higher != -INFINITY) {
           merged.raise(higher);
           for (int other = warp + 1; other < warp + warps_per_row; ++other) {
-            float const weight = exp2f(shared_top[other] - higher);
+            float const weight = exp2_approx(shared_top[other] - higher);
             CUTE_UNROLL
             for (int c = 0; c < kColumns; ++c) { merged.columns[c] += weight * shared_out[other][c * 32 + lane]; }
             merged.sum += weight * shared_sum[other];
@@ -150,35 +171,27 @@ __global__ void __launch_bounds__(kSplitCombineThreads, 4)
     }
     if (!exists) { continue; }
 
-    float top = merged.top;
-    float sum = merged.sum;
-    bool const empty = top == -INFINITY;
-    float scale = empty ? 0.0F : 1.0F / sum;
+    RowEnd row_end{merged.top == -INFINITY ? 0.0F : reciprocal_approx(merged.sum), merged.top, merged.sum};
     if (params.sinks != nullptr) {
-      float const sink = sink_log2(params.sinks, params.sinks_type, head);
-      float const higher = fmaxf(top, sink);
-      float const shrink = higher == -INFINITY ? 0.0F : exp2f(top - higher);
-      sum = sum * shrink + (higher == -INFINITY ? 0.0F : exp2f(sink - higher));
-      scale = empty ? 0.0F : shrink / sum;
-      top = higher;
+      float const sink = sink_log2(params.sinks, params.sinks_type, tile.head * packed_heads + head);
+      row_end = end_row(row_end.exponent, row_end.sum, sink);
     }
-    std::int64_t const offset =
-        sequence.q_batch * params.out_stride_batch + row_of_q * params.out_stride_row + head * params.out_stride_head;
+    std::int64_t const offset = out_of_tile + (sequence.q_row + query) * params.out_stride_row +
+                                head * params.out_stride_head + lane * 4;
     CUTE_UNROLL
-    for (int c = 0; c < kColumns; ++c) {
-      int const column = c / 4 * 128 + lane * 4 + c % 4;
-      if (column < params.head_dim_v) {
-        float const value = merged.columns[c] * scale;
-        if (params.dtype == DataType::kBFloat16) {
-          static_cast<cutlass::bfloat16_t*>(params.out)[offset + column] = cutlass::bfloat16_t(value);
-        } else {
-          static_cast<cutlass::half_t*>(params.out)[offset + column] = cutlass::half_t(value);
-        }
+    for (int c = 0; c < kColumns; c += 4) {
+      if (c * 32 + lane * 4 >= params.head_dim_v) { continue; }
+      if (params.dtype == DataType::kBFloat16) {
+        store_columns(static_cast<cutlass::bfloat16_t*>(params.out) + offset + c * 32, merged.columns + c,
+                      row_end.scale);
+      } else {
+        store_columns(static_cast<cutlass::half_t*>(params.out) + offset + c * 32, merged.columns + c, row_end.scale);
       }
     }
     if (params.lse != nullptr && lane == 0) {
-      params.lse[sequence.q_batch * params.lse_stride_batch + head * params.lse_stride_head + row_of_q] =
-          top == -INFINITY ? -INFINITY : (top + log2f(sum)) * kLn2;
+      params.lse[sequence.q_batch * params.lse_stride_batch +
+                 (tile.head * packed_heads + head) * params.lse_stride_head + sequence.q_row + query] =
+          row_end.lse() * kLn2;
     }
   }
 }

@@ -10,7 +10,9 @@ struct SplitCombineTask {
   ScheduleParams schedule;
   PartialParams partial;
   Packing packing;
+  MaskParams mask;
   int slabs = 0;
+  int keys = 1;           // of a block
   int candidates = 0;     // blocks of the grid's x axis that look for a tile in parts
   ClusterParams cluster;  // of the attention kernel
 };
@@ -20,11 +22,11 @@ struct SplitCombineParams : ResultParams {
   SequenceParams sequences;
   FastDivmod packed_heads;
   DataType dtype;
-  int rows_per_block;
   bool next_starts_early = true;  // also where a block has nothing to merge
 };
 
 inline constexpr int kSplitCombineWarps = 8;
 inline constexpr int kSplitCombineThreads = 32 * kSplitCombineWarps;
+inline constexpr int kSplitCombineBlocks = 4;  // of an SM at once
 
 }  // namespace hopper_attention

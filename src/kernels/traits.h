@@ -155,7 +155,8 @@ struct AttentionTraits {
   static constexpr int kWorkSlots = kDecode || !kListed ? 4 : kSkips && kOutputSlots == 0 ? 3 : 2;
   // Of the schedule, how many places are near at a time. Those of few queries have one tile for each head, so that the
   // next item is mostly in another place.
-  using Source = WorkSource<kDecode || kConsumerWarpgroups >= 3 ? 1 : 32>;
+  using Source = WorkSource<kDecode ? KernelFamily::kDecode : KernelFamily::kPrefill,
+                            kDecode || kConsumerWarpgroups >= 3 ? 1 : 32>;
   // The first scores of the next tile under the epilogue: 1.03 of the speed with head dim 64 at 512 tokens, 0.99 with
   // 128.
   static constexpr bool kScoresEarly = kQueryBuffers == 2 && kHeadDim <= 64;
@@ -171,7 +172,7 @@ struct AttentionTraits {
     uint64_t empty[kStages];   // every consumer warp is done with it
     uint64_t landed[kStages];  // a block of V has arrived, but some of its rows are still to be hidden
     alignas(16) float across_warps[kSwapped ? kQueryRows : 1][cutlass::NumWarpsPerWarpGroup];
-    uint64_t loads_issued;  // all keys of a long item: the next may be found
+    uint64_t loads_issued;  // all keys of a long item: the next may be drawn
     uint64_t parts_full;    // all CTAs of the cluster have sent their parts of this one's columns
     uint64_t parts_empty;   // and have merged theirs
     alignas(16) float parts_ends[kPartsEnds];

@@ -32,7 +32,7 @@ __device__ __forceinline__ void publish(AttentionParams const& params, typename 
   bool behind_long_item = false;
   do {
     wait_barrier(shared.work_empty[write.slot], write.phase ^ 1);
-    if (Traits::kDecode && Source::kDraws && behind_long_item) {
+    if (Traits::kListed && Source::kDraws && behind_long_item) {
       wait_barrier(shared.loads_issued, loads_phase);
       loads_phase ^= 1;
     }
@@ -45,7 +45,7 @@ __device__ __forceinline__ void publish(AttentionParams const& params, typename 
       if (!work.last) { work = tile_work(params, Traits::kConsumerWarpgroups, Traits::kKeys, item, sequence); }
     } while (!work.last && (work.queries.last < work.queries.first || (Traits::kDecode && !params.takes(sequence))));
     behind_long_item = work.range.blocks() >= kLongItem;
-    work.announces_loads = Traits::kDecode && Source::kDraws && behind_long_item;
+    work.announces_loads = Traits::kListed && Source::kDraws && behind_long_item;
     __syncwarp();  // every lane has waited, then one writes
     if (lane == 0) {
       if (work.last) {

@@ -187,6 +187,16 @@ struct RestOfChunk {
   int end = 0;
 };
 
+// The tiles of a sequence that was found, for unit_tile(). One of few queries has one tile, whose units the schedule
+// knows: kernels for these alone do without the rest, since each 100 instructions more take decode 0.1 to 0.5 us.
+template <KernelFamily kFamily>
+HA_HOST_DEVICE SequenceWork work_of_found(ScheduleParams const& schedule, MaskParams const& mask, int queries_per_tile,
+                                          int keys, SeqlenQK len) {
+  if (len.q <= queries_per_tile) { return {min_of(len.q, 1), 1}; }
+  if (kFamily == KernelFamily::kDecode || schedule.bound_by_memory) { return {ceil_div(len.q, queries_per_tile), 1}; }
+  return sequence_work({queries_per_tile, keys}, mask, len);
+}
+
 // What a source of work remembers of the schedule. On the device it lies in shared memory, since producers have no
 // registers for it. It does not refer to the parameters: through an address that comes from memory, each of them would
 // be a load instead of an operand.
@@ -203,6 +213,7 @@ struct WorkSourceState {
   int until[kPlaces];    // entries up to and with each
   int units[kPlaces];    // of each
   Sequence sequence[kPlaces];
+  SequenceWork work[kPlaces];  // of prefill, where work is shared out by units
 
   // One lane makes it.
   HA_HOST_DEVICE explicit WorkSourceState(Schedule const& made) : schedule(made.numbers()) {
@@ -214,7 +225,7 @@ struct WorkSourceState {
 
 // Of the schedule. All lanes of a warp call it. They bring `kPlaces` places with their sequences near at a time, each
 // lane one, so that most items are found without waiting for memory.
-template <int kPlaces>
+template <KernelFamily kFamily, int kPlaces>
 class WorkSource {
   static_assert(kPlaces >= 1 && kPlaces <= 32);
 
@@ -222,8 +233,8 @@ class WorkSource {
   using State = WorkSourceState<kPlaces>;
   static constexpr bool kDraws = true;  // items that another CTA could have
 
-  HA_HOST_DEVICE WorkSource(AttentionParams const& params, State& state, int slabs)
-      : params_(params), state_(state), queries_per_tile_(params.packing.queries_per_slab * slabs) {}
+  HA_HOST_DEVICE WorkSource(AttentionParams const& params, State& state, int slabs, int keys)
+      : params_(params), state_(state), queries_per_tile_(params.packing.queries_per_slab * slabs), keys_(keys) {}
 
   // The next item and its sequence; item.place is -1 at the end. `draw(Draws)` hands out 0, 1, 2, ... among all CTAs.
   template <class Draw>
@@ -295,10 +306,8 @@ class WorkSource {
     int const i = find(params_.schedule.head_groups.quotient(rest.next));
     if (i < 0) { return; }
     sequence = state_.sequence[i];
-    int const tiles =
-        sequence.len.q <= queries_per_tile_ ? min_of(sequence.len.q, 1) : ceil_div(sequence.len.q, queries_per_tile_);
     FoundPlace const found{state_.window + i, before(i), state_.until[i]};
-    UnitTile const tile = unit_tile(found, tiles, rest.next, params_.schedule.head_groups.divisor);
+    UnitTile const tile = unit_tile(found, work_at(i), rest.next, params_.schedule.head_groups.divisor);
     int const first = rest.next - tile.begin;
     int const last = params_.schedule.fixed_splits ? first + 1 : min_of(tile.units, rest.end - tile.begin);
     bool const whole = first == 0 && last == tile.units;
@@ -308,6 +317,12 @@ class WorkSource {
     in_each_lane([&](int lane) {
       if (lane == 0) { state_.rest = rest; }
     });
+  }
+
+  // Of few queries, tiles are few and even, and what they are is found faster than remembered.
+  HA_HOST_DEVICE SequenceWork work_at(int i) const {
+    if constexpr (kFamily == KernelFamily::kPrefill) { return state_.work[i]; }
+    return work_of_found<kFamily>(params_.schedule, params_.mask, queries_per_tile_, keys_, state_.sequence[i].len);
   }
 
   // Entries of the list, tiles or units of one head group, before a place of the schedule, and of the window.
@@ -360,6 +375,14 @@ class WorkSource {
       Sequence const sequence = sequence_at(params_.sequences, schedule().sequence(window + i));
       if (writes) { state_.sequence[i] = sequence; }
     });
+    if (kFamily == KernelFamily::kPrefill && schedule().by_units()) {
+      in_place_of_lane([&](int i, bool writes) {
+        SeqlenQK const len = state_.sequence[i].len;
+        SequenceWork const work =
+            work_of_found<kFamily>(params_.schedule, params_.mask, queries_per_tile_, keys_, len);
+        if (writes) { state_.work[i] = work; }
+      });
+    }
     int const first = entries_before(window);
     in_each_lane([&](int lane) {
       if (lane > 0) { return; }
@@ -388,6 +411,7 @@ class WorkSource {
   AttentionParams const& params_;
   State& state_;
   int queries_per_tile_;
+  int keys_;
 };
 
 }  // namespace hopper_attention

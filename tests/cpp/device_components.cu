@@ -102,7 +102,7 @@ class OnDevice {
 };
 
 constexpr int kMostItems = 64;
-using ListedSource = WorkSource<32>;  // of prefill kernels
+using ListedSource = WorkSource<KernelFamily::kPrefill, 32>;  // of prefill kernels
 
 struct ListedItem {
   WorkItem item;
@@ -122,12 +122,12 @@ HA_HOST_DEVICE void list_items(AttentionParams const& params, ListedSource& sour
   }
 }
 
-__global__ void list_all(__grid_constant__ AttentionParams const params, int slabs, ListedItem* items) {
+__global__ void list_all(__grid_constant__ AttentionParams const params, int slabs, int keys, ListedItem* items) {
   using State = ListedSource::State;
   __shared__ alignas(State) char memory[sizeof(State)];
   if (threadIdx.x == 0) { new (memory) State(Schedule(params.schedule)); }
   __syncwarp();
-  ListedSource source(params, *reinterpret_cast<State*>(memory), slabs);
+  ListedSource source(params, *reinterpret_cast<State*>(memory), slabs, keys);
   list_items(params, source, static_cast<int>(blockIdx.x), items + blockIdx.x * kMostItems);
 }
 
@@ -264,17 +264,18 @@ int check_schedules() {
       work.schedule.least_units = fixed == 0 ? 2 : 1;
       work.schedule.most_tiles = work.schedule.most_units = 1 << 25;
       int const slabs = work.schedule.places == Places::kDecode ? 1 : 2;
+      int const block = (slabs == 1 ? params.decode : params.prefill).keys;
       std::size_t const count = std::size_t{132} * kMostItems;
       std::vector<ListedItem> wanted(count);
       OnDevice<ListedItem> const listed(wanted);
-      list_all<<<132, 32>>>(work, slabs, listed.data());
+      list_all<<<132, 32>>>(work, slabs, block, listed.data());
       check(cudaGetLastError(), "launch of the list");
       std::vector<ListedItem> const found = listed.host();
       work.sequences = host.sequences;
       work.schedule.metadata = expected.data();
       for (int cta = 0; cta < 132; ++cta) {
         ListedSource::State state(Schedule(work.schedule));
-        ListedSource source(work, state, slabs);
+        ListedSource source(work, state, slabs, block);
         list_items(work, source, cta, wanted.data() + std::size_t{kMostItems} * cta);
       }
       if (std::memcmp(found.data(), wanted.data(), count * sizeof(ListedItem)) != 0 && ++wrong <= 5) {

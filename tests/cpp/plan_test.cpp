@@ -834,10 +834,12 @@ TEST_CASE("plan: rows for nothing but sequences as long as they may be need no s
     c.change(p);
     CHECK(listed(p));
   }
-  Problem few = known;  // tiles that leave SMs idle are cut
+  Problem few = known;  // tiles that leave SMs idle are cut, if that saves more than it takes to merge them
   few.batch = 1;
   few.seqlen_q = few.total_q = 129;
   few.num_splits = 0;
+  CHECK_FALSE(listed(few));
+  few.seqlen_k = 8192;
   CHECK(listed(few));
   few.num_splits = 1;
   CHECK_FALSE(listed(few));

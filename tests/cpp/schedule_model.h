@@ -86,7 +86,7 @@ inline std::vector<int> model_metadata(ScheduleKernelParams const& params) {
       ModelPlace const& place = places[i];
       order[i] = place.sequence;
       tiles += place.work.tiles;
-      units += place.work.tiles * place.work.units;
+      units += place.work.sum();
       if (!place.decode) { ++facts[kPrefillPlaces]; }
     }
     tiles_until[i] = tiles;

@@ -341,8 +341,8 @@ WorkFrom work_of(AttentionParams const& params) {
 // A source of work with what it remembers, at an address that stays.
 template <class Source>
 struct WithState {
-  WithState(AttentionParams const& params, int slabs)
-      : state(Schedule(params.schedule)), source(params, state, slabs) {}
+  WithState(AttentionParams const& params, TileConfig const& tile)
+      : state(Schedule(params.schedule)), source(params, state, slabs_of(tile), tile.keys) {}
   WithState(WithState const&) = delete;
 
   template <class Draw>
@@ -359,12 +359,11 @@ std::string run_kernel(AttentionParams const& params, KernelPlan const& kernel, 
   if (kernel.family == KernelFamily::kDecode && work_of(params) == WorkFrom::kDrawnTiles) {
     return run_drawing(params, kernel, random, turn, done, [&] { return DrawnTileSource(params); });
   }
-  int const slabs = slabs_of(kernel.tile);
   auto const run = [&]<class Source>(std::type_identity<Source>) {
-    return run_drawing(params, kernel, random, turn, done, [&] { return WithState<Source>(params, slabs); });
+    return run_drawing(params, kernel, random, turn, done, [&] { return WithState<Source>(params, kernel.tile); });
   };
-  return kernel.family == KernelFamily::kDecode ? run(std::type_identity<WorkSource<1>>{})
-                                                : run(std::type_identity<WorkSource<32>>{});
+  return kernel.family == KernelFamily::kDecode ? run(std::type_identity<WorkSource<KernelFamily::kDecode, 1>>{})
+                                                : run(std::type_identity<WorkSource<KernelFamily::kPrefill, 32>>{});
 }
 
 // Tiles that follow from their index, also those of queries that a sequence does not have.
@@ -469,21 +468,27 @@ std::string combine_fault(Call& call, KernelPlan const& kernel, std::map<TileNam
   SplitCombineTask task;
   task.schedule = schedule_of(call, kernel);
   task.packing = make_packing(call.plan.packed_heads, rows_of_slab(kernel.tile));
+  task.mask = call.problem.mask;
   task.slabs = slabs_of(kernel.tile);
+  task.keys = kernel.tile.keys;
   task.cluster = cluster_params(call.plan, kernel, call.problem.heads_q);
   set_metadata(task.cluster, call.plan, call.metadata.data());
   bool const by_tile = call.plan.fixed_splits || task.cluster.on();
   task.candidates = static_cast<int>(by_tile ? kernel.most_tiles : kernel.partial_slots / 2 - 1);
-  std::set<TileName> merged;
+  std::map<TileName, std::set<int>> merged;  // shares of a tile's rows
+  std::map<TileName, int> rows_shared;       // in so many
   for (int i = 0; i < task.candidates; ++i) {
     Sequence sequence{};
-    PartedTile const tile = find_parted_tile(task, call.sequences, sequence, i);
+    PartedTile const tile = find_parted_tile<KernelFamily::kPrefill>(task, call.sequences, sequence, i);
     if (tile.place < 0) { continue; }
     TileName const name{sequence.batch, tile.head, tile.m};
     auto const found = tiles.find(name);
     if (task.cluster.on() && sequence.len.q == 0) { continue; }
     if (found == tiles.end()) { return "a tile is merged that nobody computed"; }
-    if (!merged.insert(name).second) { return "a tile is merged twice"; }
+    std::set<int>& shares = merged[name];
+    if (tile.share < 0 || tile.share >= tile.shares) { return "a share of a tile's rows that does not exist"; }
+    if (!shares.insert(tile.share).second) { return "a share of a tile's rows is merged twice"; }
+    rows_shared[name] = tile.shares;
     std::set<int> written;
     for (Part const& part : found->second) { written.insert(part.slot); }
     std::set<int> read;
@@ -495,6 +500,9 @@ std::string combine_fault(Call& call, KernelPlan const& kernel, std::map<TileNam
   for (auto const& [name, parts] : tiles) {
     bool const leaves_parts = parts.size() > 1 && parts.front().slot >= 0;
     if (leaves_parts != merged.contains(name)) { return "a tile in parts is not merged, or another one"; }
+    if (leaves_parts && static_cast<int>(merged[name].size()) != rows_shared[name]) {
+      return "a share of a tile's rows is not merged";
+    }
   }
   return "";
 }
@@ -992,13 +1000,68 @@ TEST_CASE("two kernels: decode leaves prefill the SMs that it needs, and keeps t
     return Schedule(schedule_of(call, call.plan.kernels[1])).ctas();
   };
   CHECK(ctas_of_decode(0, 0, 62, 4096, 128) == 132);  // nobody takes what it would leave
-  // 2 x 32 tiles of up to 8 blocks beside 62 of 32, for each K/V head, would be 34 SMs, more than a quarter. 496 tiles
-  // on 99 would leave one for a sixth round.
+  // 2 x 22 tiles of 1 to 13 units, and 4 more for each, beside 62 of 32, for each K/V head: 32 SMs.
   CHECK(ctas_of_decode(2, 1024, 62, 4096, 128) == 100);
-  CHECK(ctas_of_decode(1, 512, 32, 8192, 128) == 128);  // 16 x 4 units beside 32 x 64: 4 SMs
+  CHECK(ctas_of_decode(1, 512, 32, 8192, 128) == 128);  // 11 tiles of 1 to 7 units and 4 beside 32 of 64: 4 SMs
   CHECK(ctas_of_decode(8, 4096, 59, 2048, 128) == 99);  // three quarters; 118 for full rounds would leave too few
   CHECK(ctas_of_decode(8, 4096, 2, 32768, 128) == 99);  // in parts
   CHECK(ctas_of_decode(2, 1024, 62, 4096, 64) == 264);  // two decode CTAs share an SM: none would be left
+}
+
+TEST_CASE("units: rise with the blocks of a causal sequence's tiles, and are as many as the schedule counts") {
+  TileShape const shape{24, 80};
+  MaskParams causal;
+  causal.right = 0;
+  for (SeqlenQK const len : {SeqlenQK{2048, 2048}, SeqlenQK{2040, 2048}, SeqlenQK{49, 49}, SeqlenQK{500, 9000},
+                             SeqlenQK{300, 100}, SeqlenQK{1'000'000, 1'000'000}}) {
+    SequenceWork const work = sequence_work(shape, causal, len);
+    REQUIRE(work.tiles == ceil_div(len.q, shape.queries));
+    int sum = 0;
+    for (int m = 0; m < work.tiles; ++m) {
+      int const last = len.q - 1 - (work.tiles - 1 - m) * shape.queries;
+      int const blocks = block_range(causal, 0, last, len, shape.keys).blocks();
+      // More queries than keys: the first of them see none, which is no straight line.
+      if (len.q <= len.k && work.tiles < 1000) { CHECK(std::abs(work.units_of(m) - blocks) <= 1); }
+      CHECK((work.units_of(m) >= 1 && work.units_of(m) <= work.units));
+      CHECK(work.units_of(m) + work.units_of(work.tiles - 1 - m) ==
+            (2 * m + 1 == work.tiles ? 2 * work.units_of(m) : work.units + work.least));
+      sum += work.units_of(m);
+    }
+    CHECK(work.sum() == sum);
+  }
+  MaskParams window = causal;
+  window.left = 127;
+  CHECK(sequence_work(shape, window, {2048, 2048}).even());
+  CHECK(sequence_work(shape, MaskParams{}, {2048, 2048}).even());
+}
+
+TEST_CASE("units: chunks of a causal prompt are the same work") {
+  for (int const ratio : {1, 2, 4, 8}) {
+    Request r;
+    std::tie(r.heads_q, r.heads_k) = std::pair(ratio, 1);
+    r.options.num_splits = 0;
+    r.options.causal = true;
+    r.lengths = {SeqlenQK{4096, 4096}};
+    r.forced_splits = 256;
+    Call call;
+    make_call(r, call);
+    KernelPlan const& kernel = call.plan.kernels.front();
+    AttentionParams const params = params_of(call, kernel);
+    REQUIRE(Schedule(params.schedule).by_units());
+    Random random(7);
+    std::vector<Done> done;
+    REQUIRE(run_kernel(params, kernel, random, Turn::kLeastLoaded, done) == "");
+    std::map<int, int> blocks;
+    int all = 0;
+    for (Done const& d : done) {
+      blocks[d.cta] += d.work.range.blocks();
+      all += d.work.range.blocks();
+    }
+    int most = 0;
+    for (auto const& [cta, count] : blocks) { most = std::max(most, count); }
+    // Each of the two or three items of a chunk is rounded to whole blocks.
+    CHECK(most <= ceil_div(all, kernel.ctas) + 4);
+  }
 }
 
 TEST_CASE("scheduled_packing: the most heads of a K/V head that fill a slab together, and one where there are none") {
@@ -1136,11 +1199,13 @@ TEST_CASE("schedule: damaged metadata leads to no place outside, no slot outside
       task.schedule = params.schedule;
       task.cluster = params.cluster;
       task.packing = params.packing;
+      task.mask = params.mask;
       task.slabs = slabs_of(kernel.tile);
+      task.keys = kernel.tile.keys;
       auto const candidates = call.plan.fixed_splits ? kernel.most_tiles : kernel.partial_slots / 2 - 1;
       for (int candidate = 0; candidate < candidates; ++candidate) {
         Sequence sequence{};
-        PartedTile const tile = find_parted_tile(task, call.sequences, sequence, candidate);
+        PartedTile const tile = find_parted_tile<KernelFamily::kPrefill>(task, call.sequences, sequence, candidate);
         if (tile.place < 0) { continue; }
         REQUIRE(from == WorkFrom::kSchedule);  // others leave nothing to merge
         REQUIRE((tile.place < call.problem.batch && tile.parts >= 1));

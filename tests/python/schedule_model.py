@@ -69,11 +69,32 @@ def blocks_of_tile(mask: Mask, queries: Any, keys: Any, first_row: Any, last_row
 
 @dataclass(frozen=True)
 class Work:
-    """Of each sequence: whether it has few queries, its tiles, and the units of each tile, at least 1."""
+    """Of each sequence: whether it has few queries, its tiles, the units of the last one and of the first, at least 1."""
 
     decode: np.ndarray
     tiles: np.ndarray
     units: np.ndarray
+    least: np.ndarray
+
+    def tile_units(self, sequence: int) -> list[int]:
+        """Of each tile: they rise evenly, so that two tiles as far from both ends have as many as these two."""
+        count, least, units = (int(x[sequence]) for x in (self.tiles, self.least, self.units))
+        half = [least + (units - least) * m // (count - 1) for m in range(count // 2)]
+        middle = [least + (units - least) * (count // 2) // max(count - 1, 1)] if count % 2 else []
+        if count == 1:
+            middle = [units]
+        return half + middle + [units + least - u for u in reversed(half)]
+
+    def sums(self) -> np.ndarray:
+        """Units of each sequence."""
+        return np.asarray([sum(self.tile_units(b)) for b in range(len(self.tiles))], dtype=np.int64)
+
+    def list_order(self, sequence: int) -> list[int]:
+        """Its tiles in the order of the list of units: where they rise, each before the one as far from the other end."""
+        count = int(self.tiles[sequence])
+        if self.least[sequence] == self.units[sequence]:
+            return list(range(count))
+        return [m for low in range((count + 1) // 2) for m in dict.fromkeys((count - 1 - low, low))]
 
     def step(self) -> np.ndarray:
         """Units to an eighth; 0 without queries."""
@@ -90,18 +111,23 @@ def work_of(q_lengths: Any, k_lengths: Any, mask: Mask, shapes: Shapes) -> Work:
     queries, keys = (np.asarray(x, dtype=np.int64) for x in (q_lengths, k_lengths))
     decode = queries <= shapes.decode.queries
 
-    def of(shape: Shape, splits: bool) -> tuple[np.ndarray, np.ndarray]:
+    def of(shape: Shape, splits: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         tiles = -(-queries // shape.queries)
         units = blocks_of_tile(
             mask, queries, keys, np.maximum(queries - shape.queries, 0), queries - 1, shape.keys
         )  # the last tile
+        first = units
         if shapes.split_keys:
-            units = -(-units // (shapes.split_keys // shape.keys)) if splits else np.ones_like(units)
-        return tiles, np.where(queries == 0, 1, np.maximum(1, units))
+            first = units = -(-units // (shapes.split_keys // shape.keys)) if splits else np.ones_like(units)
+        elif mask.left < 0 and mask.chunk == 0:
+            rows = queries - np.maximum(tiles - 1, 0) * shape.queries
+            first = blocks_of_tile(mask, queries, keys, np.zeros_like(rows), rows - 1, shape.keys)
+        units = np.where(queries == 0, 1, np.maximum(1, units))
+        return tiles, units, np.where(tiles <= 1, units, np.clip(first, 1, units))
 
     few, many = of(shapes.decode, True), of(shapes.prefill, False)
-    tiles, units = (np.where(decode, a, b) for a, b in zip(few, many, strict=True))
-    return Work(decode, tiles, units)
+    tiles, units, least = (np.where(decode, a, b) for a, b in zip(few, many, strict=True))
+    return Work(decode, tiles, units, least)
 
 
 MOST_FEW_TILES = 32
@@ -125,7 +151,7 @@ def in_whole_chunks(work: Work, call: Call) -> np.ndarray:
     them, with no more chunks than blocks.
     """
     tiles = int(work.tiles.sum()) * call.head_groups
-    plain = work.tiles * work.units
+    plain = work.sums()
     units = int(plain.sum()) * call.head_groups
     few = len(work.tiles) <= MOST_FEW_TILES and bool(work.decode.all()) and max(work.tiles, default=0) <= 1
     if not few or tiles == 0 or 2 * tiles > call.blocks or units > 2**29:
@@ -173,12 +199,13 @@ class Part:
 
 def parts(work: Work, blocks: Callable[[int, int], int], chunk_units: int) -> Iterator[Part]:
     """The list of units, place after place and tile after tile, in chunks of so many. A tile is cut in proportion to its
-    own blocks, blocks(sequence, tile), of which it may have fewer than units.
+    own blocks, blocks(sequence, tile), of which it may have more or fewer than units.
     """
     before = 0
     for sequence in work.order().tolist():
-        units = int(work.units[sequence])
-        for tile in range(int(work.tiles[sequence])):
+        units_of = work.tile_units(sequence)
+        for tile in work.list_order(sequence):
+            units = units_of[tile]
             count = blocks(sequence, tile)
             for chunk in range(before // chunk_units, (before + units - 1) // chunk_units + 1):
                 first = max(chunk * chunk_units - before, 0)
