@@ -109,7 +109,9 @@ Candidate candidate(PlanRequest const& request, TileRow const& row, int packed_h
   std::int64_t const tiles_of_sequence = count * (problem.heads_q / packed_heads);
   std::int64_t const tiles = tiles_of_sequence * problem.batch;
   if (tiles == 0) { return {&row, packed_heads}; }
-  double const busy_us = ns / static_cast<double>(samples) * static_cast<double>(tiles_of_sequence) * 1e-3;
+  double const share_of_sm = 1.0 / row.tile.per_sm;  // of a block
+  double const busy_us =
+      ns / static_cast<double>(samples) * static_cast<double>(tiles_of_sequence) * share_of_sm * 1e-3;
   std::int64_t const slots = std::int64_t{max_of(1, request.device.sm_count)} * row.tile.per_sm;
   if (tiles > kRoundsToBalance * slots) { return {&row, packed_heads, busy_us, busy_us}; }
   auto const ctas = static_cast<int>(std::min(tiles, slots));
@@ -125,7 +127,8 @@ std::vector<TileRow const*> candidate_rows(PlanRequest const& request) {
   std::vector<TileRow const*> rows;
   for (TileRow const& row : kTiles) {
     bool const fits = row.tile.head_dim == first.head_dim && row.tile.head_dim_v == first.head_dim_v;
-    if (row.use == TileUse::kDense && fits) { rows.push_back(&row); }
+    bool const of_use = row.use == TileUse::kDense || (row.use == TileUse::kDecode && row.cost != kUnknownCost);
+    if (of_use && fits) { rows.push_back(&row); }
   }
   return rows;
 }

@@ -23,8 +23,8 @@ bool queries_are_known(Problem const& problem) {
 }
 
 // Tiles so short that cutting them saves less than merging takes, or, where how many there are is known, so many that
-// cutting some pays for no keys: those of one sequence alone are so many that none can be longer than two blocks' shares
-// of all work.
+// cutting some pays for no keys: those of one sequence alone are so many that none can be longer than two blocks'
+// shares of all work.
 bool whole_tiles_fill_grid(PlanRequest const& request) {
   Problem const& problem = request.problem;
   TileConfig const tile = request.tile_row(request.many_use()).tile;

@@ -72,8 +72,8 @@ HA_HOST_DEVICE constexpr SequenceWork sequence_work(TileShape const& shape, Mask
 inline constexpr int kWorthCutting = 24;
 
 // Whether whole tiles leave so much of the grid idle that cutting them pays: more than kWorthCutting units for each
-// thread block, and a fourteenth of all its time. `units`: of all tiles together; `most`: of the longest. Tiles of about
-// the same length are taken in rounds; of others the short ones fill the gaps that the long ones leave.
+// thread block, and a fourteenth of all its time. `units`: of all tiles together; `most`: of the longest. Tiles of
+// about the same length are taken in rounds; of others the short ones fill the gaps that the long ones leave.
 template <class Count>
 HA_HOST_DEVICE constexpr bool leave_grid_idle(Count tiles, long long units, int most, int ctas, bool even) {
   // No division of 64 bits: it is a call that producers have no registers for.

@@ -87,9 +87,8 @@ __global__ void __launch_bounds__(kSplitCombineThreads, kSplitCombineBlocks)
   QueryRange const queries = query_range(task.packing, task.slabs, tile.m, sequence.len.q);
   int const packed_heads = params.packed_heads.divisor;
   int const existing = min_of(queries.last + 1, params.rows - sequence.q_row);  // queries of the tile end here
-  std::int64_t const out_of_tile =
-      sequence.q_batch * params.out_stride_batch +
-      static_cast<std::int64_t>(tile.head * packed_heads) * params.out_stride_head;
+  std::int64_t const out_of_tile = sequence.q_batch * params.out_stride_batch +
+                                   static_cast<std::int64_t>(tile.head * packed_heads) * params.out_stride_head;
   float const* const parts = task.partial.out + lane * 4;
   int warps_per_row = 1;
   while (warps_per_row < kSplitCombineWarps && warps_per_row * 4 < tile.parts) { warps_per_row *= 2; }
@@ -176,8 +175,8 @@ __global__ void __launch_bounds__(kSplitCombineThreads, kSplitCombineBlocks)
       float const sink = sink_log2(params.sinks, params.sinks_type, tile.head * packed_heads + head);
       row_end = end_row(row_end.exponent, row_end.sum, sink);
     }
-    std::int64_t const offset = out_of_tile + (sequence.q_row + query) * params.out_stride_row +
-                                head * params.out_stride_head + lane * 4;
+    std::int64_t const offset =
+        out_of_tile + (sequence.q_row + query) * params.out_stride_row + head * params.out_stride_head + lane * 4;
     CUTE_UNROLL
     for (int c = 0; c < kColumns; c += 4) {
       if (c * 32 + lane * 4 >= params.head_dim_v) { continue; }

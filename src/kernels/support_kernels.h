@@ -5,7 +5,7 @@
 
 namespace hopper_attention {
 
-void const* schedule_function(int ctas);             // of a ScheduleGrid; takes ScheduleKernelParams
+void const* schedule_function(int ctas);  // of a ScheduleGrid; takes ScheduleKernelParams
 // kDecode: only tiles of few queries are in parts. Takes SplitCombineParams.
 void const* split_combine_function(KernelFamily family, int head_dim_v);
 

@@ -10,7 +10,8 @@
 
 namespace hopper_attention {
 
-// Dense calls choose among the tiles of a head dim by what they cost. Where lengths are on the device, there is one
+// Dense calls choose among the tiles of a head dim by what they cost; also that of kDecode where its cost is known, for
+// grids so small that the longest tile is what they wait for. Where lengths are on the device, there is one
 // tile for many queries, one for few and one for those that 16 rows hold; the blocks of the last two have as many keys,
 // since schedules count them together. Tiles of kRagged that are never cut, of keys without pages, have kernels of
 // their own. Softcap for many queries, in dense calls too, has kernels of its own with the tiles of kRagged.
@@ -33,16 +34,21 @@ constexpr Calls calls_of(TileUse use) {
 
 // Nanoseconds of an SM, from the times of calls that differ in length alone (tools/sweep_tiles); of head dims with one
 // tile, estimates. What a tile of 192x96 takes stands higher than the fit (3,650), which misses short causal calls.
+// Those of kDecode are of small grids, where an SM is faster by a seventh (d 64, 128) or a third than in a full one,
+// and raised by as much.
 struct TileCost {
   int block = 1000;  // one block of keys for all rows of the tile
   int tile = 1000;   // what starting and ending a tile takes beside its blocks
+
+  constexpr bool operator==(TileCost const&) const = default;
 };
+inline constexpr TileCost kUnknownCost{0, 0};
 
 struct TileRow {
   TileUse use;
   TileConfig tile;
   char const* why;
-  TileCost cost;  // only ratios between the kDense rows of a head dim count, and of block and tile for packing
+  TileCost cost;  // only ratios between the rows of a head dim count, and of block and tile for packing
 
   constexpr TileRow(TileUse use_, TileConfig const& tile_, char const* why_, TileCost cost_ = {})
       : use(use_), tile(tile_), why(why_), cost(cost_) {
@@ -107,14 +113,18 @@ inline constexpr std::array kTiles{
     TileRow{TileUse::kCapped, {128, 112, 192, 128, 4}, "as without softcap", {1710, 4500}},
     TileRow{TileUse::kCapped, {128, 112, 192, 192, 4}, "as without softcap", {2040, 5000}},
     TileRow{TileUse::kCapped, {128, 80, 256, 256, 4}, "as without softcap", {1940, 6800}},
-    TileRow{TileUse::kDecode, {64, 128, 64, 64, 5, 2}, "two blocks an SM: one starts or ends while the other streams"},
-    TileRow{TileUse::kDecode, {64, 64, 96, 96, 7, 2}, "two blocks an SM"},
+    TileRow{TileUse::kDecode,
+            {64, 128, 64, 64, 5, 2},
+            "two blocks an SM: one starts or ends while the other streams",
+            {1200, 3600}},
+    TileRow{TileUse::kDecode, {64, 64, 96, 96, 7, 2}, "two blocks an SM", kUnknownCost},
     TileRow{TileUse::kDecode,
             {64, 128, 128, 128, 6},
-            "64 SMs with one block each reach 4,230 GB/s, with two blocks of 64 keys each 3,100"},
-    TileRow{TileUse::kDecode, {64, 64, 192, 128, 7}, "one block an SM: two have no room for four stages"},
-    TileRow{TileUse::kDecode, {64, 64, 192, 192, 7}, "one block an SM: two have no room for four stages"},
-    TileRow{TileUse::kDecode, {64, 64, 256, 256, 5}, "one block an SM: two have no room for four stages"},
+            "64 SMs with one block each reach 4,230 GB/s, with two blocks of 64 keys each 3,100",
+            {1250, 3800}},
+    TileRow{TileUse::kDecode, {64, 64, 192, 128, 7}, "one block an SM: two have no room for four stages", kUnknownCost},
+    TileRow{TileUse::kDecode, {64, 64, 192, 192, 7}, "one block an SM: two have no room for four stages", kUnknownCost},
+    TileRow{TileUse::kDecode, {64, 64, 256, 256, 5}, "one block an SM: two have no room for four stages", {1300, 5400}},
     TileRow{TileUse::kFewRows,
             {16, 128, 64, 64, 6, 2},
             "queries are the columns of S and O: 16 of them instead of 64 rows"},

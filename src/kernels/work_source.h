@@ -378,8 +378,7 @@ class WorkSource {
     if (kFamily == KernelFamily::kPrefill && schedule().by_units()) {
       in_place_of_lane([&](int i, bool writes) {
         SeqlenQK const len = state_.sequence[i].len;
-        SequenceWork const work =
-            work_of_found<kFamily>(params_.schedule, params_.mask, queries_per_tile_, keys_, len);
+        SequenceWork const work = work_of_found<kFamily>(params_.schedule, params_.mask, queries_per_tile_, keys_, len);
         if (writes) { state_.work[i] = work; }
       });
     }

@@ -143,10 +143,25 @@ Problem windowed(int batch, int seqlen, int heads_q, int heads_k, int head_dim, 
 
 }  // namespace
 
+TEST_CASE("plan: a grid that waits for its longest tile takes one of 64 rows, if what that takes is known") {
+  auto const rows = [](int batch, int length, int heads_q, int heads_k, int head_dim) {
+    return plan(problem(batch, length, length, heads_q, heads_k, head_dim, true), card(132)).tile.rows;
+  };
+  CHECK(rows(1, 2048, 4, 1, 128) == 64);  // 64 tiles of 128 rows, half of the SMs
+  CHECK(rows(1, 1024, 8, 1, 128) == 64);
+  CHECK(rows(1, 1024, 8, 1, 64) == 64);
+  CHECK(rows(1, 1024, 8, 8, 256) == 64);
+  CHECK(rows(1, 2048, 8, 1, 128) == 128);  // two of them one after the other take as long
+  CHECK(rows(1, 4096, 8, 1, 128) == 128);
+  CHECK(rows(1, 1024, 16, 16, 256) == 128);
+  CHECK(rows(1, 1024, 4, 4, 96) > 64);
+  CHECK(rows(1, 1024, 4, 4, 192) > 64);
+}
+
 TEST_CASE("plan: a dense call takes a tile of the table for the head dims that hold its own") {
   for (int const head_dim : {8, 64, 72, 128, 200}) {
     for (bool const causal : {false, true}) {
-      Plan const made = plan(problem(1, 512, 512, 4, 4, head_dim, causal), card(132));
+      Plan const made = plan(problem(8, 512, 512, 16, 16, head_dim, causal), card(132));
       TileConfig const& first = find_tile(head_dim, head_dim, TileUse::kDense)->tile;
       CHECK(made.tile.head_dim == first.head_dim);
       CHECK(std::any_of(kTiles.begin(), kTiles.end(),

@@ -17,7 +17,7 @@ from gpu.batches import INPUT_KINDS, POISONS, Batch, judge, judge_all  # noqa: E
 
 pytestmark = pytest.mark.gpu
 
-BATCHES = int(os.environ.get("HOPPER_ATTENTION_RANDOM_BATCHES", "3200"))
+BATCHES = int(os.environ.get("HOPPER_ATTENTION_RANDOM_BATCHES", "4800"))
 PARTS = 8
 MOST_SCORES = 1 << 23  # heads * queries * keys of all sequences of one batch
 MOST_KV = 1 << 23  # elements of K of one batch
