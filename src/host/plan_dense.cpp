@@ -48,8 +48,9 @@ int tile_ns(Problem const& problem, TileRow const& row, Packing const& packing, 
   QueryRange const queries = query_range(packing, slabs_of(row.tile), m, problem.seqlen_q);
   SeqlenQK const len{problem.seqlen_q, problem.seqlen_k};
   BlockRange const range = block_range(problem.mask, queries.first, queries.last, len, row.tile.keys);
+  TileCost const cost = row.cost == kUnknownCost ? TileCost{} : row.cost;  // of a tile that was forced
   auto const ns = [&](std::int64_t blocks_of_slabs) {
-    std::int64_t const all = blocks_of_slabs * row.cost.block / slabs_of(row.tile) + row.cost.tile;
+    std::int64_t const all = blocks_of_slabs * cost.block / slabs_of(row.tile) + cost.tile;
     return static_cast<int>(std::min<std::int64_t>(all, std::numeric_limits<int>::max()));
   };
   if (!slabs_skip_blocks(row.tile)) { return ns(std::int64_t{slabs_of(row.tile)} * range.blocks()); }
@@ -188,9 +189,10 @@ Candidate choose_tile(PlanRequest const& request, Plan& plan, std::vector<TileRo
   TileConfig const& tile = best.row->tile;
   plan.packed_heads = best.packed_heads;
   because(plan, "tile", tile, ": ",
-          request.forces_tile() ? "forced"
-          : request.decodes()   ? concat("few queries: ", best.row->why)
-                                : best.row->why,
+          request.forces_tile()               ? "forced"
+          : request.decodes()                 ? concat("few queries: ", best.row->why)
+          : best.row->use == TileUse::kDecode ? "few tiles: the longest of 64 rows end before those of more rows"
+                                              : best.row->why,
           request.forces_tile() || request.decodes()
               ? std::string()
               : concat("; microseconds of an SM for a sequence, idle time included: ", others));

@@ -34,7 +34,8 @@ bool whole_tiles_fill_grid(PlanRequest const& request) {
   std::int64_t const sequences = std::int64_t{request.scheduled_groups()} * problem.batch;
   bool const many = 2LL * work.tiles * request.scheduled_groups() >= ctas;
   return many && queries_are_known(problem) &&
-         !leave_grid_idle(work.tiles * sequences, work.sum() * sequences, work.units, ctas, tiles_are_even(problem));
+         !leave_grid_idle(work.tiles * sequences, std::int64_t{work.sum()} * sequences, work.units, ctas,
+                          tiles_are_even(problem));
 }
 
 // Of a plan that cuts no tile.

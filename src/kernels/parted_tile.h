@@ -74,8 +74,9 @@ HA_HOST_DEVICE PartedTile find_parted_tile(SplitCombineTask const& task, Sequenc
     parted.parts = units;
     parted.first_slot = parted.later_slots = tile.begin;
   } else {
-    int const queries = task.packing.queries_per_slab * task.slabs;
-    SequenceWork const work = work_of_found<kFamily>(params, task.mask, queries, task.keys, sequence.len);
+    TileShape const shape{task.packing.queries_per_slab * task.slabs, task.keys};
+    SequenceWork const work =
+        work_of_found<kFamily>(params, task.mask, shape, sequence.len, found.until - found.before);
     tile = unit_tile(found, work, position, heads);
     if (tile.begin == position) { return parted; }  // the border lies between two tiles
     int const first_chunk = chunks.of(tile.begin);

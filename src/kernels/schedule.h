@@ -49,23 +49,38 @@ struct SequenceWork {
     return m <= mirrored ? least + scaled_cut(m, tiles - 1, units - least)
                          : units - scaled_cut(mirrored, tiles - 1, units - least);
   }
+  // Of all tiles. More than can be counted are a number that is too large for any call, alone or with a few others.
   HA_HOST_DEVICE constexpr int sum() const {
-    if (even()) { return tiles * units; }
-    return tiles / 2 * (units + least) + (tiles % 2 == 0 ? 0 : units_of(tiles / 2));
+    constexpr long long kTooMany = 5LL << 28;
+    long long const in_pairs = static_cast<long long>(tiles / 2) * (units + least);
+    long long const all =
+        even() ? static_cast<long long>(tiles) * units : in_pairs + (tiles % 2 == 0 ? 0 : units_of(tiles / 2));
+    return static_cast<int>(all < kTooMany ? all : kTooMany);
   }
 };
 
 // Units are the blocks of the first and the last tile, and rise evenly between them. They weigh tiles and place cuts;
-// every tile is cut in proportion to its own blocks, of which it may have one more or fewer than units.
-HA_HOST_DEVICE constexpr SequenceWork sequence_work(TileShape const& shape, MaskParams const& mask, SeqlenQK len) {
+// every tile is cut in proportion to its own blocks, of which it may have one more or fewer than units. This is as if
+// all tiles were like the last one.
+HA_HOST_DEVICE constexpr SequenceWork even_work(TileShape const& shape, MaskParams const& mask, SeqlenQK len) {
   if (len.q == 0) { return {0, 1}; }
-  int const tiles = ceil_div(len.q, shape.queries);
-  int const most = block_range(mask, max_of(len.q - shape.queries, 0), len.q - 1, len, shape.keys).blocks();
-  int const units = max_of(1, shape.fixed_split > 0 ? ceil_div(most, shape.fixed_split) : most);
+  int const blocks = block_range(mask, max_of(len.q - shape.queries, 0), len.q - 1, len, shape.keys).blocks();
+  int const units = max_of(1, shape.fixed_split > 0 ? ceil_div(blocks, shape.fixed_split) : blocks);
+  return {ceil_div(len.q, shape.queries), units};
+}
+
+// Of the first tile.
+HA_HOST_DEVICE constexpr int least_units(TileShape const& shape, MaskParams const& mask, SeqlenQK len,
+                                         SequenceWork const& even) {
   bool const rises = mask.left == kUnlimited && mask.chunk == 0 && mask.cp_world <= 1;
-  if (tiles == 1 || shape.fixed_split > 0 || !rises) { return {tiles, units}; }
-  int const first = block_range(mask, 0, len.q - (tiles - 1) * shape.queries - 1, len, shape.keys).blocks();
-  return {tiles, units, min_of(max_of(1, first), units)};
+  if (even.tiles <= 1 || shape.fixed_split > 0 || !rises) { return even.units; }
+  int const last_row = len.q - (even.tiles - 1) * shape.queries - 1;
+  return min_of(max_of(1, block_range(mask, 0, last_row, len, shape.keys).blocks()), even.units);
+}
+
+HA_HOST_DEVICE constexpr SequenceWork sequence_work(TileShape const& shape, MaskParams const& mask, SeqlenQK len) {
+  SequenceWork const even = even_work(shape, mask, len);
+  return {even.tiles, even.units, least_units(shape, mask, len, even)};
 }
 
 // Key blocks of a thread block's idle time that are worth cutting tiles and merging them.
@@ -265,7 +280,8 @@ class Schedule {
   // Sums that the bound cuts off would lose tiles.
   HA_HOST_DEVICE constexpr bool units_fit() const {
     if (params_.metadata == nullptr || numbers_.begin == numbers_.end) { return true; }
-    return static_cast<long long>(at(kUnitsUntil, numbers_.end - 1)) - numbers_.units_base <= params_.most_units;
+    long long const of_group = static_cast<long long>(at(kUnitsUntil, numbers_.end - 1)) - numbers_.units_base;
+    return of_group >= 0 && of_group <= params_.most_units;
   }
 
   HA_HOST_DEVICE constexpr bool work_is_cut() const {
@@ -292,7 +308,8 @@ class Schedule {
   // idle SMs slow no memory, and prefill goes on where decode ends. Some more, if then the last round of tiles is full.
   HA_HOST_DEVICE constexpr int ctas_beside_prefill() const {
     constexpr int kUnitsOfTile = 4;  // as long as it takes to start and to end one
-    int const prefill = numbers_.units_base + kUnitsOfTile * numbers_.tiles_base;
+    int const prefill =
+        clamped(numbers_.units_base + static_cast<long long>(kUnitsOfTile) * numbers_.tiles_base, 0, 1 << 30);
     if (prefill <= 0 || numbers_.units <= 0) { return params_.ctas; }
     int shift = 0;  // no division of 64 bits: it is a call that producers have no registers for
     while (numbers_.units >> shift >= 1 << 16) { ++shift; }
@@ -339,26 +356,27 @@ struct UnitTile {
   int units;
 };
 
-// Where tiles are not even, a tile and its mirror image, the longer one first, have as many units as any other two, so
-// that all of them are found by one division. Where the units of the place are not those of `work`, as in damaged
-// metadata, they are shared evenly among its tiles; what is left over belongs to no tile (m is past the last one).
+// Even tiles share the units of the place, whatever the metadata says; what is left over belongs to no tile (m is past
+// the last one). Of others, which have all of them, a tile and its mirror image, the longer one first, have as many as
+// any other two, so that all are found by one division.
 HA_HOST_DEVICE constexpr UnitTile unit_tile(FoundPlace const& found, SequenceWork const& work, int x, int head_groups) {
   int const of_place = max_of(1, found.until - found.before);
   int const within = x - found.before * head_groups;
   int const head = within / of_place;
   int const in_head = within - head * of_place;
   if (work.tiles <= 1) { return {found.place, head, 0, x - in_head, of_place}; }
-  if (work.even() || work.sum() != of_place) {
+  if (work.even()) {
     int const units = max_of(1, of_place / work.tiles);
     int const m = in_head / units;
     return {found.place, head, m, x - (in_head - m * units), min_of(units, of_place - m * units)};
   }
-  int const pair = in_head / (work.units + work.least);
-  int const in_pair = in_head - pair * (work.units + work.least);
-  int const longer = work.tiles - 1 - pair;
-  int const of_longer = work.units_of(longer);
-  if (in_pair < of_longer) { return {found.place, head, longer, x - in_pair, of_longer}; }
-  return {found.place, head, pair, x - (in_pair - of_longer), work.units_of(pair)};
+  int const of_pair = work.units + work.least;
+  int const pair = in_head / of_pair;
+  int const in_pair = in_head - pair * of_pair;
+  int const rise = scaled_cut(pair, work.tiles - 1, work.units - work.least);
+  int const longer = min_of(work.units - rise, of_place - pair * of_pair);  // in the middle there is one tile alone
+  if (in_pair < longer) { return {found.place, head, work.tiles - 1 - pair, x - in_pair, longer}; }
+  return {found.place, head, pair, x - (in_pair - longer), work.least + rise};
 }
 
 // The slot of the part of a tile, beginning at `tile_begin`, that lies in `chunk`: a chunk cuts at most two tiles, the

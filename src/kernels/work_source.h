@@ -187,21 +187,32 @@ struct RestOfChunk {
   int end = 0;
 };
 
-// The tiles of a sequence that was found, for unit_tile(). One of few queries has one tile, whose units the schedule
-// knows: kernels for these alone do without the rest, since each 100 instructions more take decode 0.1 to 0.5 us.
+// The tiles of a sequence that was found, for unit_tile(). Those of few queries are even: kernels for these alone do
+// without the rest, since each 100 instructions more take decode 0.1 to 0.5 us. Also even where the units of the place
+// are not those of the sequence, as in damaged metadata and those for another mask.
 template <KernelFamily kFamily>
-HA_HOST_DEVICE SequenceWork work_of_found(ScheduleParams const& schedule, MaskParams const& mask, int queries_per_tile,
-                                          int keys, SeqlenQK len) {
-  if (len.q <= queries_per_tile) { return {min_of(len.q, 1), 1}; }
-  if (kFamily == KernelFamily::kDecode || schedule.bound_by_memory) { return {ceil_div(len.q, queries_per_tile), 1}; }
-  return sequence_work({queries_per_tile, keys}, mask, len);
+HA_HOST_DEVICE SequenceWork work_of_found(ScheduleParams const& schedule, MaskParams const& mask,
+                                          TileShape const& shape, SeqlenQK len, int units_of_place) {
+  if (len.q <= shape.queries) { return {min_of(len.q, 1), 1}; }
+  if (kFamily == KernelFamily::kDecode || schedule.bound_by_memory) { return {ceil_div(len.q, shape.queries), 1}; }
+  SequenceWork const work = sequence_work(shape, mask, len);
+  return work.sum() == units_of_place ? work : SequenceWork{work.tiles, 1};
 }
+
+// The tiles of the places that are near, where work is shared out by units. Of few queries, tiles are few and even, and
+// what they are is found faster than remembered.
+template <KernelFamily kFamily, int kPlaces>
+struct TilesOfPlaces {
+  SequenceWork work[kPlaces];
+};
+template <int kPlaces>
+struct TilesOfPlaces<KernelFamily::kDecode, kPlaces> {};
 
 // What a source of work remembers of the schedule. On the device it lies in shared memory, since producers have no
 // registers for it. It does not refer to the parameters: through an address that comes from memory, each of them would
 // be a load instead of an operand.
-template <int kPlaces>
-struct WorkSourceState {
+template <KernelFamily kFamily, int kPlaces>
+struct WorkSourceState : TilesOfPlaces<kFamily, kPlaces> {
   ScheduleNumbers schedule;
   Chunks chunks;
   Draws draws;
@@ -213,7 +224,6 @@ struct WorkSourceState {
   int until[kPlaces];    // entries up to and with each
   int units[kPlaces];    // of each
   Sequence sequence[kPlaces];
-  SequenceWork work[kPlaces];  // of prefill, where work is shared out by units
 
   // One lane makes it.
   HA_HOST_DEVICE explicit WorkSourceState(Schedule const& made) : schedule(made.numbers()) {
@@ -230,7 +240,7 @@ class WorkSource {
   static_assert(kPlaces >= 1 && kPlaces <= 32);
 
  public:
-  using State = WorkSourceState<kPlaces>;
+  using State = WorkSourceState<kFamily, kPlaces>;
   static constexpr bool kDraws = true;  // items that another CTA could have
 
   HA_HOST_DEVICE WorkSource(AttentionParams const& params, State& state, int slabs, int keys)
@@ -240,16 +250,18 @@ class WorkSource {
   template <class Draw>
   HA_HOST_DEVICE void next(WorkItem& item, Sequence& sequence, Draw draw) {
     if (schedule().by_units()) {
-      next_units(item, sequence, draw);
+      next_units(item, draw);
     } else {
-      next_tile(item, sequence, draw(state_.draws));
+      next_tile(item, draw(state_.draws));
     }
+    // Behind both, since producers have no registers for it any earlier; any one if there is no item.
+    sequence = state_.sequence[item.place < 0 ? 0 : item.place - state_.window];
   }
 
  private:
   HA_HOST_DEVICE Schedule schedule() const { return {params_.schedule, state_.schedule}; }
 
-  HA_HOST_DEVICE void next_tile(WorkItem& item, Sequence& sequence, int index) {
+  HA_HOST_DEVICE void next_tile(WorkItem& item, int index) {
     item.place = -1;  // all of it at once, when it is known: producers have few registers
     if (index < 0 || index >= state_.draws.count) { return; }
     FastDivmod const& groups = params_.schedule.head_groups;
@@ -289,11 +301,10 @@ class WorkSource {
     item = {.place = state_.window + begin + place,
             .head = of_places - place * groups.divisor,
             .m = first_tiles_are_shortest(params_.mask) == turned ? m : tiles - 1 - m};
-    sequence = state_.sequence[begin + place];
   }
 
   template <class Draw>
-  HA_HOST_DEVICE void next_units(WorkItem& item, Sequence& sequence, Draw draw) {
+  HA_HOST_DEVICE void next_units(WorkItem& item, Draw draw) {
     item.place = -1;
     RestOfChunk rest = state_.rest;
     if (rest.next >= rest.end) {
@@ -305,7 +316,6 @@ class WorkSource {
     }
     int const i = find(params_.schedule.head_groups.quotient(rest.next));
     if (i < 0) { return; }
-    sequence = state_.sequence[i];
     FoundPlace const found{state_.window + i, before(i), state_.until[i]};
     UnitTile const tile = unit_tile(found, work_at(i), rest.next, params_.schedule.head_groups.divisor);
     int const first = rest.next - tile.begin;
@@ -319,10 +329,10 @@ class WorkSource {
     });
   }
 
-  // Of few queries, tiles are few and even, and what they are is found faster than remembered.
   HA_HOST_DEVICE SequenceWork work_at(int i) const {
     if constexpr (kFamily == KernelFamily::kPrefill) { return state_.work[i]; }
-    return work_of_found<kFamily>(params_.schedule, params_.mask, queries_per_tile_, keys_, state_.sequence[i].len);
+    return work_of_found<kFamily>(params_.schedule, params_.mask, {queries_per_tile_, keys_}, state_.sequence[i].len,
+                                  state_.until[i] - before(i));
   }
 
   // Entries of the list, tiles or units of one head group, before a place of the schedule, and of the window.
@@ -375,13 +385,6 @@ class WorkSource {
       Sequence const sequence = sequence_at(params_.sequences, schedule().sequence(window + i));
       if (writes) { state_.sequence[i] = sequence; }
     });
-    if (kFamily == KernelFamily::kPrefill && schedule().by_units()) {
-      in_place_of_lane([&](int i, bool writes) {
-        SeqlenQK const len = state_.sequence[i].len;
-        SequenceWork const work = work_of_found<kFamily>(params_.schedule, params_.mask, queries_per_tile_, keys_, len);
-        if (writes) { state_.work[i] = work; }
-      });
-    }
     int const first = entries_before(window);
     in_each_lane([&](int lane) {
       if (lane > 0) { return; }
@@ -389,6 +392,24 @@ class WorkSource {
       state_.window_count = count;
       state_.before = first;
     });
+    if constexpr (kFamily == KernelFamily::kPrefill) {
+      if (schedule().by_units()) {
+        TileShape const shape{queries_per_tile_, keys_};
+        in_place_of_lane([&](int i, bool writes) {
+          SequenceWork const work = even_work(shape, params_.mask, state_.sequence[i].len);
+          if (writes) { state_.work[i] = work; }
+        });
+        in_place_of_lane([&](int i, bool writes) {
+          int const least = least_units(shape, params_.mask, state_.sequence[i].len, state_.work[i]);
+          if (writes) { state_.work[i].least = least; }
+        });
+        in_place_of_lane([&](int i, bool writes) {
+          if (writes && state_.work[i].sum() != state_.until[i] - before(i)) {
+            state_.work[i].least = state_.work[i].units;
+          }
+        });
+      }
+    }
     if constexpr (kPlaces > 1) { find_starts(); }
   }
 

@@ -156,6 +156,7 @@ TEST_CASE("plan: a grid that waits for its longest tile takes one of 64 rows, if
   CHECK(rows(1, 1024, 16, 16, 256) == 128);
   CHECK(rows(1, 1024, 4, 4, 96) > 64);
   CHECK(rows(1, 1024, 4, 4, 192) > 64);
+  CHECK(explains(plan(problem(1, 2048, 2048, 4, 1, 128, true), card(132)), "few tiles"));
 }
 
 TEST_CASE("plan: a dense call takes a tile of the table for the head dims that hold its own") {
@@ -858,6 +859,22 @@ TEST_CASE("plan: rows for nothing but sequences as long as they may be need no s
   CHECK(listed(few));
   few.num_splits = 1;
   CHECK_FALSE(listed(few));
+}
+
+TEST_CASE("plan: more units than can be counted are not cut") {
+  // 349,526 tiles of up to 13,108 units are more than int32 holds; as a negative number they would leave the grid idle.
+  SequenceWork const work{349'526, 13'108, 1};
+  CHECK(work.sum() > kMaxTiles);
+  Problem known = ragged(1 << 20, 1 << 20, 128, 1);
+  known.heads_q = 64;
+  known.heads_k = 1;
+  known.mask.right = 0;
+  known.packed_q = known.keys_known = true;
+  known.total_q = 1 << 20;
+  known.keys = KeyLayout::kVarlen;
+  known.num_splits = 0;
+  Plan const made = plan(known, card(132));
+  CHECK_FALSE(made.kernels.front().may_split);
 }
 
 TEST_CASE("plan: the schedule decides on clusters where the bound is long") {

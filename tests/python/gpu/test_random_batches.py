@@ -143,6 +143,8 @@ def random_batch(seed: int, most_scores: int = MOST_SCORES, most_kv: int = MOST_
         sinks=r.choice(("", "", "fp32", "bf16", "fp16")),
         scale=r.choice((None, None, None, round(r.uniform(0.01, 0.3 if dtype == "bf16" else 0.15), 4))),
         num_splits=r.choice(SPLITS),
+        # Of many queries, few are so long that the plan cuts them.
+        forced=(("num_splits", r.choice((2, 3, 7, 128))),) if not invariant and r.random() < 0.3 else (),
         metadata=r.random() < 0.5,  # beside extra_q: they count rows that seqused_q leaves out
         batch_invariant=invariant,
         slack=0 if invariant and size > 64 else slack,  # the workspace grows with both

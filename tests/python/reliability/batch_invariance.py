@@ -77,7 +77,8 @@ def batch_of(seed: int) -> Batch | None:
     if not 2 <= batch.size <= 64:
         return None
     # By threes, since the number modulo 3 says what else is done with a batch.
-    batch = batch.but(batch_invariant=True, slack=max(batch.slack, 0), num_splits=SPLITS[seed // 3 % 3])
+    splits = SPLITS[seed // 3 % 3]
+    batch = batch.but(batch_invariant=True, slack=max(batch.slack, 0), num_splits=splits, forced=())
     return with_long_sequences(batch, seed) if seed // 9 % 6 else batch
 
 
