@@ -117,6 +117,7 @@ HA_HOST_DEVICE void list_items(AttentionParams const& params, ListedSource& sour
     WorkItem item;
     Sequence sequence{};
     source.next(item, sequence, draw);
+    if (item.place < 0) { sequence = {}; }  // which may be any
     items[i] = {item, sequence};
     if (item.place < 0) { break; }
   }

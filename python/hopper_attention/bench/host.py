@@ -50,15 +50,24 @@ HOST_CASES = [
     HostCase(_case("paged", "varlen", 16), ONE_LAUNCH_US),
     HostCase(_case("paged, out allocated", "varlen", 16), ONE_LAUNCH_US + ALLOCATING_US, without=("out",)),
     HostCase(_case("paged cache", "cache", 16), ONE_LAUNCH_US),
-    # So many queries that no decode path takes the call: schedule, prefill; prefill, decode, combine.
+    # So many queries that no decode path takes the call: schedule, prefill. Keys so long that tiles may be cut, beside a
+    # single query: prefill, decode, combine.
     HostCase(
         _case("paged, schedule made (2 launches)", "varlen", 16, queries=32),
         ONE_LAUNCH_US + LAUNCH_US,
         without=("metadata",),
     ),
     HostCase(
-        _case("paged, mixed batch (3 launches)", "varlen", 16, queries=32), ONE_LAUNCH_US + 2 * LAUNCH_US, splits=0
-    ),
+        Case(
+            *("host", "paged, mixed batch (3 launches)", 2, 32, 4096, 32, 8, 128),
+            call="varlen",
+            page_size=16,
+            lengths=(4096, 4096),
+            queries=(32, 1),
+        ),
+        ONE_LAUNCH_US + 2 * LAUNCH_US,
+        splits=0,
+    ),  # fmt: skip
     HostCase(_case("paged cache, append (2 launches)", "cache", 16), ONE_LAUNCH_US + LAUNCH_US, appends=True),
     HostCase(_case("paged, through the dispatcher", "varlen", 16), MODE_US, under_mode=True),
 ]

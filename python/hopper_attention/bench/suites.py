@@ -207,6 +207,18 @@ def mixed() -> list[Case]:
     ]  # fmt: skip
 
 
+def short() -> list[Case]:
+    """A prompt, or a chunk of one behind keys that are there already, that alone leaves most of the card idle."""
+    suite = "short"
+    return [
+        Case(*(suite, f"{count(queries)} on {count(keys)}, {heads_q}/{heads_k}, d128", 1, queries, keys),
+             heads_q, heads_k, 128, call="varlen", page_size=16, goal=1.00)
+        for heads_q, heads_k in ((8, 1), (32, 8))
+        for queries, keys in ((512, 512), (1024, 1024), (2048, 2048), (4096, 4096), (8192, 8192),
+                              (128, 8192), (512, 8192), (2048, 8192))
+    ]  # fmt: skip
+
+
 def skewed_lengths(batch: int, shortest: int, longest: int, seed: int) -> tuple[int, ...]:
     """Lengths with even logarithms, both ends included, in random order."""
     ratio = longest / shortest
@@ -356,6 +368,7 @@ SUITES: dict[str, Callable[[], list[Case]]] = {
     "varlen": varlen,
     "engine": engine,
     "mixed": mixed,
+    "short": short,
     "scaling": scaling,
     "decode": decode,
     "tables": tables,
