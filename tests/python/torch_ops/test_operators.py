@@ -237,9 +237,14 @@ def test_who_watches():
 
 
 def test_asking_costs_little():
-    """0.2 us for each call of a public function on an idle core."""
+    """0.2 us for each call of a public function on an idle core, where torch.add takes 0.95."""
     x = torch.zeros(2)
-    assert min(timeit.repeat(lambda: is_watched(x), number=2000, repeat=9)) / 2000 < 1e-6
+
+    def least(call):
+        return min(timeit.repeat(call, number=2000, repeat=3))
+
+    rounds = [(least(lambda: is_watched(x)), least(lambda: torch.add(x, x))) for _ in range(4)]  # machines differ
+    assert min(asking for asking, _ in rounds) < min(adding for _, adding in rounds)
 
 
 def of_this_package(seen):
