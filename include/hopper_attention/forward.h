@@ -110,6 +110,7 @@ struct KernelPlan {
   int least_queries = 0;           // of the sequences that it takes
   int most_queries = std::numeric_limits<int>::max();
   bool shares_parts = false;  // its parts of tiles lie in the slots of the last kernel
+  int equal_parts = 1;        // of each tile, a block for each, which follow from their index
 };
 
 // What was decided, and why. The fields that KernelPlan has, too, are those of the first kernel.

@@ -48,7 +48,8 @@ enum class Calls : std::uint8_t {
   kAll,
   kCapped,    // with softcap
   kUncapped,  // without it
-  kWhole,     // without it, keys are not in pages, and the tiles are whole
+  kUncut,     // without it, and the tiles are whole
+  kWhole,     // as kUncut, and keys are not in pages
   kDense,     // without it, and the tiles are whole and follow from their index
 };
 

@@ -65,6 +65,8 @@ char const* calls_text(TileConfig const& tile) {
       return "capped";
     case Calls::kUncapped:
       return "uncapped";
+    case Calls::kUncut:
+      return "uncut";
     case Calls::kWhole:
       return "whole";
     case Calls::kDense:

@@ -1,9 +1,11 @@
 // The launches of a call: what prepare_launches() has written down, and what the tensors of this call add to it.
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 
 #include "hopper_attention/forward.h"
 #include "host/cluster_params.h"
@@ -219,7 +221,8 @@ void start_combine(CombineLaunch const& launch, Plan const& plan, Problem const&
   SplitCombineParams p = launch.params;
   p.sequences = sequences;
   set_tensors(p, problem, args);
-  for (int i = 0; i < launch.tasks; ++i) {
+  for (int i = 0; i < std::min<int>(launch.tasks, std::size(p.task));
+       ++i) {  // compilers do not know that it is one or two
     SplitCombineTask& task = p.task[i];
     task.partial = workspace.partial[launch.kernels[i]];
     set_schedule(task.schedule, task.cluster, plan, problem, workspace.metadata);

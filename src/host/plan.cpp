@@ -1,5 +1,5 @@
 // Problem + device facts -> Plan. Pure: no pointers, no CUDA calls. Decides how the tiles of a call are shared out;
-// plan_dense.cpp, plan_clusters.cpp and plan_listed.cpp plan the rest.
+// plan_dense.cpp, plan_clusters.cpp, plan_prefill.cpp and plan_listed.cpp plan the rest.
 #include <algorithm>
 #include <cstdint>
 #include <string>
@@ -83,11 +83,13 @@ void share_out(PlanRequest const& request, Plan& plan) {
   plan.cluster = cluster_size(request);
   bool const clusters = plan.cluster > 0;
   bool const draws = plan.cluster == 1 && draws_tiles(request);
-  bool const alike = !clusters && lengths_are_known(request);
-  char const* const reason = alike       ? nullptr
-                             : !clusters ? reason_for_a_schedule(request)
-                             : draws     ? "whole tiles, drawn in its order, the longest first"
-                                         : nullptr;
+  PrefillChoice prefill;
+  if (!clusters && !request.decodes()) { prefill = choose_prefill(request); }
+  bool const alike = !clusters && prefill.parts == 1 && lengths_are_known(request);
+  char const* const reason = alike || prefill.parts > 1 ? nullptr
+                             : !clusters                ? reason_for_a_schedule(request)
+                             : draws                    ? "whole tiles, drawn in its order, the longest first"
+                                                        : nullptr;
   plan.listed = reason != nullptr;
   if (plan.listed) { choose_schedule(request, plan, reason); }
   if (clusters) {
@@ -96,11 +98,15 @@ void share_out(PlanRequest const& request, Plan& plan) {
     }
     plan_clusters(request, plan);
   } else if (plan.listed) {
-    plan_listed(request, plan);
+    plan_listed(request, plan, prefill);
+  } else if (prefill.parts > 1) {
+    because(plan, "schedule", "none: ", request.problem.ragged ? "one sequence" : "sequences that are alike",
+            ", whose tiles are all in as many parts");
+    plan_equal_parts(request, plan, prefill);
   } else if (alike) {
     because(plan, "schedule",
             "none: there are as many rows of q and k as if all sequences were as long as they may be");
-    plan_alike(request, plan);
+    plan_alike(request, plan, prefill);
   } else {
     plan_dense(request, plan);
   }

@@ -254,18 +254,6 @@ void choose_order(PlanRequest const& request, Plan& plan, Candidate const& chose
           percent(order.imbalance), " of the mean work");
 }
 
-// The same tile with the costs that were measured: without softcap, as dense calls have it.
-TileRow const& measured_row(TileRow const& row) {
-  if (row.use == TileUse::kCapped) { return row; }
-  auto const same = [&](TileRow const& other) {
-    TileConfig tile = other.tile;
-    tile.calls = row.tile.calls;
-    return other.use == TileUse::kDense && tile == row.tile;
-  };
-  auto const found = std::find_if(kTiles.begin(), kTiles.end(), same);
-  return found == kTiles.end() ? row : *found;
-}
-
 // `chosen` tells what tiles cost.
 void run_whole_tiles(PlanRequest const& request, Plan& plan, TileConfig const& tile, Candidate const& chosen) {
   because(plan, "splits", request.problem.num_splits == 1 ? "1: as asked" : "1: whole tiles use the SMs as well");
@@ -278,8 +266,8 @@ void run_whole_tiles(PlanRequest const& request, Plan& plan, TileConfig const& t
 
 }  // namespace
 
-void plan_alike(PlanRequest const& request, Plan& plan) {
-  TileRow const& row = request.tile_row(prefill_use(request, false));
+void plan_alike(PlanRequest const& request, Plan& plan, PrefillChoice const& prefill) {
+  TileRow const& row = request.tile_row(prefill.use);
   run_whole_tiles(request, plan, row.tile, choose_tile(request, plan, {&measured_row(row)}));
 }
 

@@ -9,42 +9,23 @@
 namespace hopper_attention {
 namespace {
 
-// A sequence of the decode kernel is one tile; of the others each may end with a tile that is not full.
-std::int64_t most_tiles_of_group(Problem const& problem, KernelFamily family, TileShape const& shape) {
+// A sequence of the decode kernel is one tile; of the others each may end with a tile that is not full, and resized
+// ones may be one more.
+std::int64_t most_tiles_of_group(Problem const& problem, KernelFamily family, TileShape const& shape, bool resized) {
   if (family == KernelFamily::kDecode) { return problem.batch; }
-  return problem.packed_q ? problem.total_q / shape.queries + problem.batch
-                          : std::int64_t{problem.batch} * ceil_div(problem.seqlen_q, shape.queries);
-}
-
-// How many queries each sequence has is known without reading a length, but for rows of a packed q that belong to none.
-bool queries_are_known(Problem const& problem) {
-  std::int64_t const rows = std::int64_t{problem.batch} * problem.seqlen_q;
-  return !problem.seqused_q && (!problem.packed_q || problem.total_q >= rows);
-}
-
-// Tiles so short that cutting them saves less than merging takes, or, where how many there are is known, so many that
-// cutting some pays for no keys: those of one sequence alone are so many that none can be longer than two blocks'
-// shares of all work.
-bool whole_tiles_fill_grid(PlanRequest const& request) {
-  Problem const& problem = request.problem;
-  TileConfig const tile = request.tile_row(request.many_use()).tile;
-  int const ctas = request.most_ctas(tile);
-  SequenceWork const work = request.work_of_sequence(tile);
-  if (request.most_keys_of_tile(tile) <= std::int64_t{kWorthCutting} * tile.keys) { return true; }
-  std::int64_t const sequences = std::int64_t{request.scheduled_groups()} * problem.batch;
-  bool const many = 2LL * work.tiles * request.scheduled_groups() >= ctas;
-  return many && queries_are_known(problem) &&
-         !leave_grid_idle(work.tiles * sequences, std::int64_t{work.sum()} * sequences, work.units, ctas,
-                          tiles_are_even(problem));
+  std::int64_t const full = problem.packed_q ? problem.total_q / shape.queries + problem.batch
+                                             : std::int64_t{problem.batch} * ceil_div(problem.seqlen_q, shape.queries);
+  return full + (resized ? problem.batch : 0);
 }
 
 // Of a plan that cuts no tile.
-std::string reason_for_whole_tiles(PlanRequest const& request, Plan const& plan) {
+std::string reason_for_whole_tiles(PlanRequest const& request, Plan const& plan, TileUse prefill) {
   if (plan.fixed_splits) {
     return request.decodes() ? concat("no sequence has more than the ", kFixedSplitKeys, " keys of a split")
                              : std::string("with batch_invariant, tiles of many queries are never cut");
   }
   if (request.problem.num_splits == 1) { return "as asked"; }
+  if (!request.decodes() && prefill == TileUse::kSmallGrid) { return "whole tiles of fewer rows keep more SMs busy"; }
   if (request.decodes() ? whole_tiles_suffice(request) : whole_tiles_fill_grid(request)) {
     return request.decodes() ? "there are more tiles than blocks, and none of them can be long"
                              : "whole tiles keep the blocks busy, and cutting some pays for no keys";
@@ -52,7 +33,7 @@ std::string reason_for_whole_tiles(PlanRequest const& request, Plan const& plan)
   return "there are more pieces than can be counted";
 }
 
-void choose_splits(PlanRequest const& request, Plan& plan) {
+void choose_splits(PlanRequest const& request, Plan& plan, TileUse prefill) {
   Problem const& problem = request.problem;
   bool may_split = false;
   for (KernelPlan const& kernel : plan.kernels) { may_split = may_split || kernel.may_split; }
@@ -63,7 +44,7 @@ void choose_splits(PlanRequest const& request, Plan& plan) {
   plan.num_splits = may_split ? (plan.fixed_splits || bound == 0 ? plan.kernels.back().ctas : bound) : 1;
   char const* const otherwise = plan.cluster_if_alike > 0 || plan.draws_if_whole ? "otherwise " : "";
   because(plan, "splits",
-          !may_split          ? concat("1: ", reason_for_whole_tiles(request, plan))
+          !may_split          ? concat("1: ", reason_for_whole_tiles(request, plan, prefill))
           : plan.fixed_splits ? concat("every ", kFixedSplitKeys, " keys, for sequences with few queries")
           : bound == 0
               ? concat(otherwise, "every block gets the same number of key blocks")
@@ -77,11 +58,6 @@ bool whole_tiles_suffice(PlanRequest const& request) {
   TileConfig const tile = request.tile_row(request.decode_use()).tile;
   return request.tiles_of_few() > request.most_ctas(tile) &&
          request.blocks_of_tile(tile) * request.bytes_of_block(tile) <= kMostBytesOfShare;
-}
-
-TileUse prefill_use(PlanRequest const& request, bool may_split) {
-  if (request.many_use() == TileUse::kCapped) { return TileUse::kCapped; }
-  return may_split || request.problem.keys == KeyLayout::kPaged ? TileUse::kRagged : TileUse::kWhole;
 }
 
 void choose_workspace(Problem const& problem, Plan& plan) {
@@ -109,25 +85,6 @@ bool lengths_are_known(PlanRequest const& request) {
   return problem.num_splits == 1 || whole_tiles_fill_grid(request);
 }
 
-// For sequences that are all alike: what the kernels would decide.
-bool splitting_pays(PlanRequest const& request) {
-  bool const decodes = request.decodes();
-  TileConfig const tile = request.tile_row(decodes ? request.decode_use() : request.many_use()).tile;
-  ScheduleParams params;
-  params.batch = request.problem.batch;
-  params.alike = request.work_of_sequence(tile);
-  params.alike_units = params.alike.sum();
-  params.head_groups = FastDivmod(request.scheduled_groups());
-  params.ctas = request.most_ctas(tile);
-  params.may_split = true;
-  params.bound_by_memory = decodes;
-  params.even_tiles = tiles_are_even(request.problem);
-  // More units than can be counted are not shared out.
-  std::int64_t const units = std::int64_t{params.batch} * params.alike.tiles * params.alike.units;
-  if (params.alike.units <= 1 || units * request.scheduled_groups() > kMaxTiles) { return false; }
-  return Schedule(params).by_units();
-}
-
 void take_scheduled_packing(PlanRequest const& request, Plan& plan) {
   plan.packed_heads = request.scheduled_packing();
   because(plan, "packing",
@@ -147,7 +104,8 @@ KernelPlan& choose_kernel(PlanRequest const& request, Plan& plan, TileUse use, b
   }
   KernelPlan kernel{family, row->tile, request.most_ctas(row->tile), threads_of(row->tile)};
   TileShape const shape = tile_shape(kernel.tile, plan.packed_heads, plan.fixed_splits);
-  kernel.most_tiles = most_tiles_of_group(problem, family, shape) * (problem.heads_q / plan.packed_heads);
+  bool const resized = problem.ragged && use == TileUse::kSmallGrid;
+  kernel.most_tiles = most_tiles_of_group(problem, family, shape, resized) * (problem.heads_q / plan.packed_heads);
   require(kernel.most_tiles <= kMaxTiles, "q: the problem has up to ", kernel.most_tiles, " tiles, at most ", kMaxTiles,
           " are possible; split the batch");
 
@@ -170,7 +128,7 @@ KernelPlan& choose_kernel(PlanRequest const& request, Plan& plan, TileUse use, b
     // A block cuts at most two tiles.
     kernel.partial_slots = plan.fixed_splits ? kernel.most_units : 2 * std::int64_t{kernel.ctas};
   }
-  bool const one_of_two = problem.ragged && kernel.may_split && !decodes;
+  bool const one_of_two = plan.listed && problem.ragged && kernel.may_split && !decodes;
   because(plan, "tile",
           use == TileUse::kFewRows && request.mixes_decode_tiles() ? "sequences with up to 16 query rows: "
           : !one_of_two                                            ? ""
@@ -181,12 +139,12 @@ KernelPlan& choose_kernel(PlanRequest const& request, Plan& plan, TileUse use, b
   return plan.kernels.emplace_back(kernel);
 }
 
-namespace {
-
 void explain_grid(Plan& plan, KernelPlan const& kernel) {
   because(plan, "grid", counted(kernel.ctas, "block"), " of ", kernel.threads, " threads for up to ",
           counted(kernel.most_tiles, "tile"));
 }
+
+namespace {
 
 KernelPlan& add_kernel(PlanRequest const& request, Plan& plan, TileUse use, bool may_split) {
   KernelPlan& kernel = choose_kernel(request, plan, use, may_split);
@@ -214,7 +172,7 @@ void add_decode_kernels(PlanRequest const& request, Plan& plan, bool may_split) 
 
 }  // namespace
 
-void plan_listed(PlanRequest const& request, Plan& plan) {
+void plan_listed(PlanRequest const& request, Plan& plan, PrefillChoice const& prefill) {
   take_scheduled_packing(request, plan);
   bool const forced = plan.fixed_splits || request.forced.num_splits >= 2;
   bool const splits = request.problem.num_splits != 1 || forced;
@@ -222,11 +180,13 @@ void plan_listed(PlanRequest const& request, Plan& plan) {
   if (request.decodes()) {
     add_decode_kernels(request, plan, splits && !one_split && (forced || !whole_tiles_suffice(request)));
   } else {
-    bool const known = !plan.fixed_splits && queries_are_known(request.problem);
-    bool const cut = splits && !plan.fixed_splits && (forced || !whole_tiles_fill_grid(request));
-    add_kernel(request, plan, prefill_use(request, cut), cut);
-    if (known && splits) { because(plan, "kernels", "one: every sequence has ", request.problem.seqlen_q, " queries"); }
-    if (splits && request.problem.ragged && !known) {
+    bool const beside_decode =
+        request.problem.ragged && splits && (plan.fixed_splits || !queries_are_known(request.problem));
+    add_kernel(request, plan, prefill.use, prefill.may_split);
+    if (splits && !beside_decode) {
+      because(plan, "kernels", "one: every sequence has ", request.problem.seqlen_q, " queries");
+    }
+    if (beside_decode) {
       add_decode_kernels(request, plan, splits && !one_split);
       bool const beside = card_share(plan, plan.kernels[1]) == CardShare::kLeaves;
       because(plan, "order",
@@ -235,7 +195,7 @@ void plan_listed(PlanRequest const& request, Plan& plan) {
                      : "sequences with few queries behind the others: two of their blocks share an SM");
     }
   }
-  choose_splits(request, plan);
+  choose_splits(request, plan, prefill.use);
   choose_workspace(request.problem, plan);
 }
 

@@ -78,6 +78,8 @@ TileRow const& PlanRequest::tile_row(TileUse use) const {
   return *row;
 }
 
+bool PlanRequest::allows(TileConfig const& tile) const { return !forces_tile() || agrees(tile, forced.tile); }
+
 TileRow const& PlanRequest::forced_row(std::initializer_list<TileUse> uses) const {
   auto const fits = [&](TileRow const& candidate) {
     return (uses.size() == 0 || std::ranges::find(uses, candidate.use) != uses.end()) &&
@@ -89,6 +91,17 @@ TileRow const& PlanRequest::forced_row(std::initializer_list<TileUse> uses) cons
           problem.head_dim_v, ") agrees with the forced tile ", forced.tile, " (0: any)",
           problem.softcap == 0.0F ? "" : "; softcap has the tiles of varlen calls");
   return *found;
+}
+
+TileRow const& measured_row(TileRow const& row) {
+  if (row.use == TileUse::kCapped) { return row; }
+  auto const same = [&](TileRow const& other) {
+    TileConfig tile = other.tile;
+    tile.calls = row.tile.calls;
+    return other.use == TileUse::kDense && tile == row.tile;
+  };
+  auto const found = std::ranges::find_if(kTiles, same);
+  return found == kTiles.end() ? row : *found;
 }
 
 std::string counted(std::int64_t number, char const* noun) { return concat(number, " ", noun, number == 1 ? "" : "s"); }

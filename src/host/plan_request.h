@@ -66,15 +66,24 @@ struct PlanRequest {
   TileRow const& tile_row(TileUse use) const;
   TileRow const& forced_row(std::initializer_list<TileUse> uses) const;
   bool forces_tile() const { return forced.tile != TileConfig{}; }
+  bool allows(TileConfig const& tile) const;  // the forced tile does
   bool holds(TileConfig const& tile) const {
     return tile.calls == Calls::kAll || (tile.calls == Calls::kCapped) == (problem.softcap != 0.0F);
   }
 };
 
+// The kernel for many queries: its tile, whether the schedule may cut tiles, and in how many parts
+// each tile is where these follow from their index.
+struct PrefillChoice {
+  TileUse use = TileUse::kRagged;
+  bool may_split = false;
+  int parts = 1;
+};
+
 // plan_dense.cpp: a tile follows from its index. plan_alike: with lengths on the device that cannot but be the same;
 // the tile is that of other lengths.
 void plan_dense(PlanRequest const& request, Plan& plan);
-void plan_alike(PlanRequest const& request, Plan& plan);
+void plan_alike(PlanRequest const& request, Plan& plan, PrefillChoice const& prefill);
 
 // plan_clusters.cpp: thread blocks that share each tile of few queries; 0: not so. The plan has it in `cluster`, and in
 // `listed` whether tiles are drawn in the order of the schedule.
@@ -91,20 +100,31 @@ void leave_clusters_to_schedule(PlanRequest const& request, Plan& plan);
 // rows.
 int ctas_of_few_tiles(Problem problem, DeviceInfo const& device);
 
-// plan_listed.cpp: a schedule shares the tiles out.
+// plan_prefill.cpp
+PrefillChoice choose_prefill(PlanRequest const& request);
+void plan_equal_parts(PlanRequest const& request, Plan& plan, PrefillChoice const& choice);
+bool whole_tiles_fill_grid(PlanRequest const& request);
+// How many queries each sequence has is known without reading a length, but for rows of a packed q that belong to none.
+bool queries_are_known(Problem const& problem);
+// For sequences that are all alike: what the kernels would decide.
 bool splitting_pays(PlanRequest const& request);
+
+// plan_listed.cpp: a schedule shares the tiles out.
 // Whether packed q and k have just the rows of sequences that are all as long as they may be, and no tile is to be cut:
 // then a schedule has nothing to find out. Sequences may still be shorter, and rows count for none.
 bool lengths_are_known(PlanRequest const& request);
-TileUse prefill_use(PlanRequest const& request, bool may_split);
 bool whole_tiles_suffice(PlanRequest const& request);
-void plan_listed(PlanRequest const& request, Plan& plan);
+void plan_listed(PlanRequest const& request, Plan& plan, PrefillChoice const& prefill);
 
 // Packing, workspace and one kernel of a plan that is not dense. choose_kernel leaves it to the caller to explain the
 // grid, which it may still change.
 void take_scheduled_packing(PlanRequest const& request, Plan& plan);
 void choose_workspace(Problem const& problem, Plan& plan);
 KernelPlan& choose_kernel(PlanRequest const& request, Plan& plan, TileUse use, bool may_split);
+void explain_grid(Plan& plan, KernelPlan const& kernel);
+
+// The row of the same tile with the costs that were measured: without softcap, as dense calls have it.
+TileRow const& measured_row(TileRow const& row);
 
 template <class... Parts>
 void because(Plan& plan, char const* decision, Parts const&... parts) {

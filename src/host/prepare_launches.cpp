@@ -12,6 +12,7 @@
 #include "host/prepared_launches.h"
 #include "host/require.h"
 #include "host/schedule_shape.h"
+#include "host/tile_list.h"
 #include "kernels/params.h"
 #include "kernels/split_combine_params.h"
 
@@ -70,10 +71,8 @@ AttentionParams attention_params(Plan const& plan, KernelPlan const& kernel, Pro
     p.sharing = problem.heads_q / problem.heads_k / plan.packed_heads;
     p.keys_in_l2 = plan.keys_in_l2;
   } else {
-    int const queries_per_tile = packing.queries_per_slab * slabs_of(kernel.tile);
-    p.scheduler = make_scheduler_params(problem.batch, problem.heads_q / plan.packed_heads,
-                                        ceil_div(problem.seqlen_q, queries_per_tile), plan.heads_per_pass,
-                                        first_tiles_are_shortest(problem.mask), kernel.ctas);
+    p.scheduler = tile_list(plan, kernel, problem);
+    p.parts = equal_parts(kernel);
   }
   if (problem.keys == KeyLayout::kPaged) { p.alignment.unit = p.load.pages.box_keys; }
   return p;
@@ -89,7 +88,7 @@ std::optional<CombineLaunch> combine_launch(Plan const& plan, Problem const& pro
   p.next_starts_early = plan.next_starts_early;
   int rows = 0;
   std::int64_t candidates = 0;
-  bool by_tile = false;
+  bool few_merge = false;  // of the candidates
   for (std::size_t i = 0; i < plan.kernels.size(); ++i) {
     KernelPlan const& kernel = plan.kernels[i];
     if (!kernel.may_split || kernel.shares_parts) { continue; }
@@ -102,16 +101,19 @@ std::optional<CombineLaunch> combine_launch(Plan const& plan, Problem const& pro
     task.slabs = slabs_of(kernel.tile);
     task.keys = kernel.tile.keys;
     task.cluster = cluster_params(plan, kernel, problem.heads_q);
-    by_tile = plan.fixed_splits || task.cluster.on();
-    task.candidates = static_cast<int>(by_tile ? kernel.most_tiles : kernel.partial_slots / 2 - 1);
+    task.parts = equal_parts(kernel);
+    if (task.parts.on()) { task.tiles = tile_list(plan, kernel, problem); }
+    bool const borders = !plan.fixed_splits && !task.cluster.on() && !task.parts.on();
+    task.candidates = static_cast<int>(borders ? kernel.partial_slots / 2 - 1 : kernel.most_tiles);
+    few_merge = !borders && !task.parts.on();
     candidates += task.candidates;
     rows = std::max(rows, kernel.partial_rows);
   }
   if (candidates == 0) { return std::nullopt; }
-  // The blocks of a candidate share its rows. Borders between chunks have about as much to do each, so that the blocks
-  // of all of them are to be on the SMs at once; of whole tiles many have nothing to merge.
+  // The blocks of a candidate share its rows. Borders between chunks, and tiles in equal parts, have about as much to
+  // do each, so that the blocks of all of them are to be on the SMs at once; of other tiles many have nothing to merge.
   constexpr int kSms = 132;
-  std::int64_t const most_blocks = by_tile ? 2048 : rows <= kSlabRows ? 2 * kSms : kSplitCombineBlocks * kSms;
+  std::int64_t const most_blocks = few_merge ? 2048 : rows <= kSlabRows ? 2 * kSms : kSplitCombineBlocks * kSms;
   launch.shape = {.grid = dim3(static_cast<unsigned>(candidates),
                                static_cast<unsigned>(std::clamp<std::int64_t>(most_blocks / candidates, 1, rows))),
                   .threads = kSplitCombineThreads,

@@ -15,6 +15,14 @@ inline constexpr int kFixedSplitKeys = 4096;
 // Key blocks that a thread block takes at least: fewer cost more to merge than to compute.
 inline constexpr int kLeastUnits = 2;
 
+// Key blocks of a tile that a thread block computes about as fast as parts of it are merged.
+inline constexpr int kFewBlocksOfTile = 12;
+
+// Query rows of a sequence. Of one sequence alone, at most as many as q has, whatever the bound on its length is.
+inline int query_rows_of_sequence(Problem const& problem) {
+  return static_cast<int>(problem.packed_q && problem.batch == 1 ? problem.total_q : problem.seqlen_q);
+}
+
 // Query heads that share a tile: as many of a K/V head's as fit in a slab together.
 constexpr int scheduled_packing(int heads_q, int heads_k) {
   int const ratio = heads_q / heads_k;
@@ -92,6 +100,10 @@ inline ScheduleParams schedule_params(Plan const& plan, KernelPlan const& kernel
   p.fixed_splits = plan.fixed_splits;
   p.least_units = plan.fixed_splits ? 1 : kLeastUnits;
   p.max_splits = plan.max_splits;
+  if (problem.ragged && kernel.family == KernelFamily::kPrefill) {
+    TileRow const* const counted = find_tile(problem.head_dim, problem.head_dim_v, TileUse::kRagged);
+    p.resized = {slabs_of(counted->tile), slabs_of(kernel.tile)};
+  }
   p.most_tiles = static_cast<int>(kernel.most_tiles / head_groups);
   p.most_units = static_cast<int>(kernel.most_units / head_groups);
   return p;

@@ -13,6 +13,7 @@
 #include "kernels/params.h"
 #include "kernels/swapped_epilogue.h"
 #include "kernels/swapped_mainloop.h"
+#include "kernels/tile_sources.h"
 #include "kernels/tile_work.h"
 #include "kernels/tma_loader.h"
 #include "kernels/traits.h"
@@ -105,7 +106,7 @@ __device__ __forceinline__ void schedule(AttentionParams const& params, typename
     DrawnTileSource source(params);
     publish<Traits>(params, shared, source, draw);
   } else if (!Traits::kListed || from == WorkFrom::kTileList) {
-    DenseWorkSource source(params, blockIdx.x);
+    DenseWorkSource source(params, blockIdx.x, Traits::kParts && !Traits::kDecode && params.parts.on());
     start_role<Traits>(params);
     publish<Traits>(params, shared, source, draw);
   } else {

@@ -46,8 +46,7 @@ struct BlockAlignment {
 // The range of the rows [first_row, last_row], both existing queries of the sequence.
 HA_HOST_DEVICE constexpr BlockRange block_range(MaskParams const& mask, int first_row, int last_row, SeqlenQK len,
                                                 int block, BlockAlignment alignment = {}) {
-  KeyInterval const first = visible(mask, first_row, len);
-  KeyInterval const last = visible(mask, last_row, len);
+  auto const [first, last] = visible(mask, first_row, last_row, len);
   KeyInterval const seen{first.begin, last.end};
   if (seen.empty()) { return {0, 0, 0, 0, 0, {0, 0}}; }
   int const origin = seen.begin - ((seen.begin + alignment.shift) & (alignment.unit - 1));
@@ -63,8 +62,7 @@ HA_HOST_DEVICE constexpr BlockRange block_range(MaskParams const& mask, int firs
 // have a slab stay together.
 HA_HOST_DEVICE constexpr SlabRange slab_range(BlockRange const& tile, MaskParams const& mask, int first_row,
                                               int last_row, SeqlenQK len, int block) {
-  KeyInterval const first = visible(mask, first_row, len);
-  KeyInterval const last = visible(mask, last_row, len);
+  auto const [first, last] = visible(mask, first_row, last_row, len);
   bool const sees = first_row <= last_row && first.begin < last.end;
   int const end = max_of(min_of(ceil_div(last.end - tile.origin, block), tile.end), tile.begin);
   int const full_begin = min_of(max_of(ceil_div(last.begin - tile.origin, block), tile.begin), end);
@@ -90,8 +88,13 @@ HA_HOST_DEVICE constexpr int scaled_cut(int x, int units, int blocks) {
 // Part [first, last) of `parts` of a range, in whole blocks: parts of a range are disjoint and cover it.
 HA_HOST_DEVICE constexpr BlockRange part_of(BlockRange range, int first, int last, int parts) {
   if (first == 0 && last == parts) { return range; }
-  int const begin = scaled_cut(first, parts, range.blocks());
-  int const end = scaled_cut(last, parts, range.blocks());
+  int begin = 0;
+  int end = 0;
+  HA_NO_UNROLL
+  for (int i = 0; i < 2; ++i) {  // a loop, since what takes time is bringing instructions that run once
+    begin = end;
+    end = scaled_cut(i == 0 ? first : last, parts, range.blocks());
+  }
   if (begin >= end) { return {0, 0, 0, 0, 0, {0, 0}}; }
   range.begin = begin;
   range.end = end;

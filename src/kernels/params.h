@@ -110,10 +110,20 @@ struct ClusterParams {
   HA_HOST_DEVICE constexpr bool first_takes_all(SeqlenQK len) const { return of_tile > 1 && len.k <= few_keys; }
 };
 
+// Tiles that follow from their index and are all in as many parts, one for each CTA.
+struct EqualParts {
+  FastDivmod of_tile;
+  int few_keys = 0;  // of a sequence whose tiles the first CTA of each takes alone
+
+  HA_HOST_DEVICE constexpr bool on() const { return of_tile.divisor > 1; }
+  HA_HOST_DEVICE constexpr bool first_takes_all(SeqlenQK len) const { return len.k <= few_keys; }
+};
+
 struct AttentionParams {
   LoadParams load;
   EpilogueParams epilogue;
   SchedulerParams scheduler;  // of calls whose tiles follow from their index
+  EqualParts parts;           // of these tiles
   ScheduleParams schedule;    // of all others
   SequenceParams sequences;
   SoftmaxParams softmax;

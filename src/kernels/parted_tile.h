@@ -22,9 +22,9 @@ struct PartedTile {
   HA_HOST_DEVICE constexpr int slot(int part) const { return part == 0 ? first_slot : later_slots + part * slot_step; }
 };
 
-// The tile that candidate `index` merges rows of. With clusters and fixed splits a candidate is a tile; otherwise it is
-// the border between two chunks, and the borders inside a tile share its rows, so that each has about as much to read.
-// All lanes of a warp. kFamily: kDecode if all tasks are of few queries.
+// The tile that candidate `index` merges rows of. With clusters, equal parts and fixed splits a candidate is a tile;
+// otherwise it is the border between two chunks, and the borders inside a tile share its rows, so that each has about
+// as much to read. All lanes of a warp. kFamily: kDecode if all tasks are of few queries.
 template <KernelFamily kFamily>
 HA_HOST_DEVICE PartedTile find_parted_tile(SplitCombineTask const& task, SequenceParams const& sequences,
                                            Sequence& sequence, int index) {
@@ -38,6 +38,18 @@ HA_HOST_DEVICE PartedTile find_parted_tile(SplitCombineTask const& task, Sequenc
     parted.head = params.head_groups.remainder(index);
     parted.parts = task.cluster.of_tile;
     parted.first_slot = parted.later_slots = index * task.cluster.of_tile;
+    return parted;
+  }
+  if (kFamily != KernelFamily::kDecode && task.parts.on()) {
+    Tile const tile = tile_at(task.tiles, index);
+    sequence = sequence_at(sequences, tile.batch);
+    bool const exists = tile.m < ceil_div(sequence.len.q, task.packing.queries_per_slab * task.slabs);
+    if (!exists || task.parts.first_takes_all(sequence.len)) { return parted; }
+    parted.place = tile.batch;
+    parted.head = tile.head;
+    parted.m = tile.m;
+    parted.parts = task.parts.of_tile.divisor;
+    parted.first_slot = parted.later_slots = index * parted.parts;
     return parted;
   }
   Schedule const schedule(params);
@@ -74,10 +86,8 @@ HA_HOST_DEVICE PartedTile find_parted_tile(SplitCombineTask const& task, Sequenc
     parted.parts = units;
     parted.first_slot = parted.later_slots = tile.begin;
   } else {
-    TileShape const shape{task.packing.queries_per_slab * task.slabs, task.keys};
-    SequenceWork const work =
-        work_of_found<kFamily>(params, task.mask, shape, sequence.len, found.until - found.before);
-    tile = unit_tile(found, work, position, heads);
+    tile = unit_tile<kFamily>(
+        found, tiles_of_units(params, task.mask, task.packing, task.slabs, task.keys, sequence.len.q), position, heads);
     if (tile.begin == position) { return parted; }  // the border lies between two tiles
     int const first_chunk = chunks.of(tile.begin);
     parted.parts = chunks.of(min_of(tile.begin + tile.units, schedule.units()) - 1) - first_chunk + 1;

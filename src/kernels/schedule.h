@@ -60,7 +60,7 @@ struct SequenceWork {
 };
 
 // Units are the blocks of the first and the last tile, and rise evenly between them. They weigh tiles and place cuts;
-// every tile is cut in proportion to its own blocks, of which it may have one more or fewer than units. This is as if
+// every tile is cut in proportion to its own blocks, of which it may have some more or fewer than units. This is as if
 // all tiles were like the last one.
 HA_HOST_DEVICE constexpr SequenceWork even_work(TileShape const& shape, MaskParams const& mask, SeqlenQK len) {
   if (len.q == 0) { return {0, 1}; }
@@ -69,18 +69,17 @@ HA_HOST_DEVICE constexpr SequenceWork even_work(TileShape const& shape, MaskPara
   return {ceil_div(len.q, shape.queries), units};
 }
 
-// Of the first tile.
-HA_HOST_DEVICE constexpr int least_units(TileShape const& shape, MaskParams const& mask, SeqlenQK len,
-                                         SequenceWork const& even) {
-  bool const rises = mask.left == kUnlimited && mask.chunk == 0 && mask.cp_world <= 1;
-  if (even.tiles <= 1 || shape.fixed_split > 0 || !rises) { return even.units; }
-  int const last_row = len.q - (even.tiles - 1) * shape.queries - 1;
-  return min_of(max_of(1, block_range(mask, 0, last_row, len, shape.keys).blocks()), even.units);
+// Whether units rise along a sequence.
+HA_HOST_DEVICE constexpr bool units_rise(MaskParams const& mask) {
+  return mask.left == kUnlimited && mask.right != kUnlimited && mask.chunk == 0 && mask.cp_world <= 1;
 }
 
 HA_HOST_DEVICE constexpr SequenceWork sequence_work(TileShape const& shape, MaskParams const& mask, SeqlenQK len) {
   SequenceWork const even = even_work(shape, mask, len);
-  return {even.tiles, even.units, least_units(shape, mask, len, even)};
+  if (even.tiles <= 1 || shape.fixed_split > 0 || !units_rise(mask)) { return even; }
+  int const last_row = len.q - (even.tiles - 1) * shape.queries - 1;  // of the first tile
+  int const least = block_range(mask, 0, last_row, len, shape.keys).blocks();
+  return {even.tiles, even.units, min_of(max_of(1, least), even.units)};
 }
 
 // Key blocks of a thread block's idle time that are worth cutting tiles and merging them.
@@ -109,6 +108,19 @@ enum class CardShare {
   kTakes,   // the second: its CTAs start where SMs are left, then where they become free, so that none has an own item
 };
 
+// Tiles of a kernel with fewer slabs than those that metadata count: with 2 instead of 3, one and a half of each that
+// is counted and half a one for each sequence, rounded down. These are never too few; the last two of a sequence and
+// head group may not exist.
+struct ResizedTiles {
+  int slabs_counted = 1;
+  int slabs = 1;
+
+  HA_HOST_DEVICE constexpr bool on() const { return slabs != slabs_counted; }
+  HA_HOST_DEVICE constexpr int of(int counted, int places) const {
+    return on() ? (slabs_counted * counted + (slabs - 1) * places) / slabs : counted;
+  }
+};
+
 struct ScheduleParams {
   int* metadata = nullptr;  // null: all sequences are alike
   int batch = 0;
@@ -125,6 +137,7 @@ struct ScheduleParams {
   bool fixed_splits = false;     // every unit is a split: its bits depend on its sequence alone
   int least_units = 1;           // of a CTA
   int max_splits = 0;            // 0: no bound
+  ResizedTiles resized;          // of metadata; such tiles are never cut
   int most_tiles = 0;            // bounds for what damaged metadata may claim, of one head group
   int most_units = 0;
 };
@@ -158,6 +171,12 @@ struct Draws {
     return own_item && count <= ctas ? count : kFromCounter;
   }
   HA_HOST_DEVICE constexpr int first_of_counter() const { return own_item ? ctas : 0; }
+
+  // Whether so few items follow that it counts which CTA takes them.
+  HA_HOST_DEVICE constexpr bool end_soon(int item) const {
+    constexpr int kLastRounds = 4;
+    return item >= count - kLastRounds * ctas;
+  }
   HA_HOST_DEVICE constexpr unsigned last_of_counter() const {
     return static_cast<unsigned>(count - first_of_counter() + ctas - 1);
   }
@@ -207,7 +226,9 @@ class Schedule {
   HA_HOST_DEVICE constexpr int tiles_before(int place) const {
     if (params_.metadata == nullptr) { return place * params_.alike.tiles; }
     if (place == numbers_.begin) { return 0; }
-    return clamped(static_cast<long long>(at(kTilesUntil, place - 1)) - numbers_.tiles_base, 0, params_.most_tiles);
+    int const counted =
+        clamped(static_cast<long long>(at(kTilesUntil, place - 1)) - numbers_.tiles_base, 0, params_.most_tiles);
+    return params_.resized.of(counted, place - numbers_.begin);
   }
   HA_HOST_DEVICE constexpr int units_before(int place) const {
     if (params_.metadata == nullptr) { return place * params_.alike_units; }
@@ -356,27 +377,41 @@ struct UnitTile {
   int units;
 };
 
-// Even tiles share the units of the place, whatever the metadata says; what is left over belongs to no tile (m is past
-// the last one). Of others, which have all of them, a tile and its mirror image, the longer one first, have as many as
-// any other two, so that all are found by one division.
-HA_HOST_DEVICE constexpr UnitTile unit_tile(FoundPlace const& found, SequenceWork const& work, int x, int head_groups) {
+// What unit_tile() must know of a sequence beside its units, which metadata have.
+struct TilesOfUnits {
+  int tiles = 0;
+  bool rise = false;  // with each tile by as many keys as it has queries; never in decode kernels
+  int queries = 1;    // of a tile
+  int keys = 1;       // of a block
+};
+
+// Tiles share the units of the place, whatever the metadata say: these may count other queries than the call has, as
+// they know no seqused_q. What is left over belongs to no tile, and its m is past the last one. Where units rise, a
+// tile and its mirror image, the longer one first, have as many as any other two, so that all are found by one
+// division. How many the longer one has follows from the keys that a tile has more than the one before it.
+template <KernelFamily kFamily>
+HA_HOST_DEVICE constexpr UnitTile unit_tile(FoundPlace const& found, TilesOfUnits const& of, int x, int head_groups) {
   int const of_place = max_of(1, found.until - found.before);
   int const within = x - found.before * head_groups;
   int const head = within / of_place;
   int const in_head = within - head * of_place;
-  if (work.tiles <= 1) { return {found.place, head, 0, x - in_head, of_place}; }
-  if (work.even()) {
-    int const units = max_of(1, of_place / work.tiles);
+  if (of.tiles <= 1) { return {found.place, head, 0, x - in_head, of_place}; }
+  if (kFamily == KernelFamily::kDecode || !of.rise) {
+    int const units = max_of(1, of_place / of.tiles);
     int const m = in_head / units;
     return {found.place, head, m, x - (in_head - m * units), min_of(units, of_place - m * units)};
   }
-  int const of_pair = work.units + work.least;
+  // Of an odd number of tiles the one in the middle has half as many as two, rounded down.
+  unsigned const twice = 2U * static_cast<unsigned>(of_place) + static_cast<unsigned>(of.tiles % 2);
+  int const of_pair = max_of(2, static_cast<int>(twice / static_cast<unsigned>(of.tiles)));
   int const pair = in_head / of_pair;
   int const in_pair = in_head - pair * of_pair;
-  int const rise = scaled_cut(pair, work.tiles - 1, work.units - work.least);
-  int const longer = min_of(work.units - rise, of_place - pair * of_pair);  // in the middle there is one tile alone
-  if (in_pair < longer) { return {found.place, head, work.tiles - 1 - pair, x - in_pair, longer}; }
-  return {found.place, head, pair, x - (in_pair - longer), work.least + rise};
+  int const here = min_of(of_pair, of_place - pair * of_pair);
+  int const between = of.tiles - 1 - 2 * pair;  // the two, in tiles
+  if (between <= 0) { return {found.place, head, between == 0 ? pair : of.tiles, x - in_pair, here}; }
+  int const longer = min_of(min_of((of_pair + 1) / 2 + between * of.queries / (2 * of.keys), of_pair - 1), here);
+  if (in_pair < longer) { return {found.place, head, of.tiles - 1 - pair, x - in_pair, longer}; }
+  return {found.place, head, pair, x - (in_pair - longer), here - longer};
 }
 
 // The slot of the part of a tile, beginning at `tile_begin`, that lies in `chunk`: a chunk cuts at most two tiles, the

@@ -74,11 +74,6 @@ struct ThreadKeys {
       row[r].end = divides(mask) ? row[r].end : simple.end;
     }
   }
-
- private:
-  __device__ __forceinline__ static bool divides(MaskParams const& mask) {
-    return mask.chunk != 0 || mask.cp_world != 1;
-  }
 };
 
 // Of a thread's scores in a row, how many have a column before `x`: columns 0, 1, 8, 9, 16, 17, ...

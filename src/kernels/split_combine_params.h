@@ -15,6 +15,8 @@ struct SplitCombineTask {
   int keys = 1;           // of a block
   int candidates = 0;     // blocks of the grid's x axis that look for a tile in parts
   ClusterParams cluster;  // of the attention kernel
+  SchedulerParams tiles;  // in equal parts
+  EqualParts parts;
 };
 
 struct SplitCombineParams : ResultParams {

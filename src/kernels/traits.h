@@ -33,7 +33,7 @@ struct AttentionTraits {
   static constexpr int kThreads = (kConsumerWarpgroups + 1) * cutlass::NumThreadsPerWarpGroup;
   static constexpr bool kListed = kTile.calls != Calls::kDense;  // lengths on the device
   static constexpr bool kPages = kListed && kTile.calls != Calls::kWhole;
-  static constexpr bool kParts = kPages;  // of tiles
+  static constexpr bool kParts = kPages && kTile.calls != Calls::kUncut;  // of tiles
 
   // Registers of a thread after setmaxnreg; together at most what the CTA was launched with: 168 a thread for three
   // warpgroups, 128 for four or for two CTAs of two, 96 for five. The scheduler warp needs the producers'.

@@ -5,6 +5,7 @@
 
 #include "kernels/params.h"
 #include "kernels/ring.h"
+#include "kernels/tile_sources.h"
 #include "kernels/tile_work.h"
 #include "kernels/work_source.h"
 
@@ -20,9 +21,9 @@ inline constexpr int kWritersOfWork = Traits::kSkips ? Traits::kConsumerWarpgrou
 template <class Traits, class Source, class Draw>
 __device__ __forceinline__ void publish(AttentionParams const& params, typename Traits::SharedStorage& shared,
                                         Source& source, Draw draw) {
-  // An item that has been drawn is one that no other CTA can take, so it is drawn late: behind a long one there is time
-  // to find the next when all of its loads have been issued, since the blocks that are on their way last longer. 256
-  // tiles of up to 4 MB take 143 us so, and 162 if each is drawn when the one before it is done.
+  // An item that has been drawn is one that no other CTA can take, so the last ones are drawn late: behind a long one
+  // there is time to find the next when all of its loads have been issued, since the blocks that are on their way last
+  // longer. 256 tiles of up to 4 MB take 143 us so, and 162 if each is drawn when the one before it is done.
   constexpr int kLongItem = 8;  // blocks
   constexpr int kSlots = Traits::kWorkSlots;
   uint32_t loads_phase = 0;
@@ -39,12 +40,13 @@ __device__ __forceinline__ void publish(AttentionParams const& params, typename 
     TileWork work;
     Sequence drawn;  // apart from `work`, whose other fields then need no register before it is known
     Sequence& sequence = Source::kDraws ? drawn : work.sequence;
+    bool ends_soon = false;
     do {
-      source.next(item, sequence, draw);
+      ends_soon = source.next(item, sequence, draw);
       work.last = item.place < 0;
       if (!work.last) { work = tile_work(params, Traits::kConsumerWarpgroups, Traits::kKeys, item, sequence); }
     } while (!work.last && (work.queries.last < work.queries.first || (Traits::kDecode && !params.takes(sequence))));
-    behind_long_item = work.range.blocks() >= kLongItem;
+    behind_long_item = ends_soon && work.range.blocks() >= kLongItem;
     work.announces_loads = Traits::kListed && Source::kDraws && behind_long_item;
     __syncwarp();  // every lane has waited, then one writes
     if (lane == 0) {

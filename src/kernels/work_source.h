@@ -1,10 +1,9 @@
-// The items of one CTA, one after the other, from the list of tiles of a dense call or from the schedule of a step.
+// The items of one CTA, one after the other, from the schedule of a step.
 #pragma once
 
 #include "kernels/host_device.h"
 #include "kernels/params.h"
 #include "kernels/schedule.h"
-#include "kernels/tile_scheduler.h"
 
 namespace hopper_attention {
 
@@ -30,114 +29,6 @@ HA_HOST_DEVICE int find_place(int begin, int end, int x, Until until) {
   }
   return begin;
 }
-
-// Of a call whose tiles are whole and follow from their index: dense, or with lengths that are known.
-class DenseWorkSource {
- public:
-  static constexpr bool kDraws = false;
-
-  HA_HOST_DEVICE DenseWorkSource(AttentionParams const& params, int cta)
-      : params_(params), scheduler_(params.scheduler, cta) {}
-
-  template <class Draw>
-  HA_HOST_DEVICE void next(WorkItem& item, Sequence& sequence, Draw /*draw*/) {
-    item.place = -1;
-    if (!scheduler_.valid()) { return; }
-    Tile const tile = scheduler_.tile();
-    scheduler_.advance();
-    item = {.place = tile.batch, .head = tile.head, .m = tile.m};
-    sequence = sequence_at(params_.sequences, tile.batch);
-  }
-
- private:
-  AttentionParams const& params_;
-  TileScheduler scheduler_;
-};
-
-// Of a grid of clusters: tiles follow from their index. Sequences with more queries than a tile holds give it more
-// tiles.
-class ClusterWorkSource {
- public:
-  static constexpr bool kDraws = false;
-
-  HA_HOST_DEVICE ClusterWorkSource(AttentionParams const& params, int cta)
-      : params_(params), tile_(params.cluster.first_tile(cta)) {
-    int const ctas = params.cluster.ctas_of_tile.divisor;
-    int const rank = ctas == 1 ? 0 : cta - tile_ * ctas;
-    item_ = {.first = rank,
-             .last = rank + 1,
-             .units = ctas,
-             .slot = params.cluster.slot(cta),
-             .in_cluster = params.cluster.size > 1};
-  }
-
-  template <class Draw>
-  HA_HOST_DEVICE void next(WorkItem& item, Sequence& sequence, Draw /*draw*/) {
-    ClusterParams const& cluster = params_.cluster;
-    // A slot of the workspace takes one tile.
-    if (item_.m > 0 && (item_.slot >= 0 || item_.m * params_.packing.queries_per_slab >= sequence_.len.q)) {
-      item_.m = 0;
-      tile_ += cluster.at_once;
-    }
-    item = {};
-    if (tile_ >= cluster.tiles) { return; }
-    if (item_.m == 0) {
-      item_.place = cluster.sequence(tile_);
-      item_.head = tile_ - item_.place * cluster.tiles_of_sequence.divisor;
-      sequence_ = sequence_at(params_.sequences, item_.place);
-    }
-    item = item_;
-    sequence = sequence_;
-    if (cluster.first_takes_all(sequence_.len)) {
-      item.units = cluster.size;
-      item.slot = -1;
-      if (item.first >= cluster.size) { item = {}; }  // nothing for the others, which have no second tile
-    }
-    ++item_.m;
-  }
-
- private:
-  AttentionParams const& params_;
-  int tile_;
-  WorkItem item_;
-  Sequence sequence_{};
-};
-
-// Of a grid whose CTAs draw whole tiles, one for each sequence and head group, in the order of the schedule. Nothing
-// else of it is needed: a call of 255 us takes 2.5 less than with WorkSource.
-class DrawnTileSource {
- public:
-  static constexpr bool kDraws = true;
-
-  HA_HOST_DEVICE explicit DrawnTileSource(AttentionParams const& params)
-      : params_(params),
-        draws_{.count = params.cluster.tiles, .ctas = params.cluster.at_once, .counter = params.cluster.metadata} {}
-
-  // Sequences with more queries than a tile holds give it more tiles.
-  template <class Draw>
-  HA_HOST_DEVICE void next(WorkItem& item, Sequence& sequence, Draw draw) {
-    ClusterParams const& cluster = params_.cluster;
-    ++item_.m;
-    if (item_.place < 0 || item_.m * params_.packing.queries_per_slab >= sequence_.len.q) {
-      item_ = {};
-      int const tile = draw(draws_);
-      if (tile >= 0 && tile < cluster.tiles) {
-        item_.place = cluster.sequence(tile);
-        item_.head = tile - item_.place * cluster.tiles_of_sequence.divisor;
-        int const* const order = cluster.metadata + 1 + kSequenceAt * schedule_stride(params_.sequences.batch);
-        sequence_ = sequence_at(params_.sequences, clamped(order[item_.place], 0, params_.sequences.batch - 1));
-      }
-    }
-    item = item_;
-    sequence = sequence_;
-  }
-
- private:
-  AttentionParams const& params_;
-  Draws draws_;
-  WorkItem item_;
-  Sequence sequence_{};
-};
 
 // What a CTA of a kernel of few queries takes its work from.
 enum class WorkFrom { kTileList, kClusters, kDrawnTiles, kSchedule };
@@ -187,32 +78,19 @@ struct RestOfChunk {
   int end = 0;
 };
 
-// The tiles of a sequence that was found, for unit_tile(). Those of few queries are even: kernels for these alone do
-// without the rest, since each 100 instructions more take decode 0.1 to 0.5 us. Also even where the units of the place
-// are not those of the sequence, as in damaged metadata and those for another mask.
-template <KernelFamily kFamily>
-HA_HOST_DEVICE SequenceWork work_of_found(ScheduleParams const& schedule, MaskParams const& mask,
-                                          TileShape const& shape, SeqlenQK len, int units_of_place) {
-  if (len.q <= shape.queries) { return {min_of(len.q, 1), 1}; }
-  if (kFamily == KernelFamily::kDecode || schedule.bound_by_memory) { return {ceil_div(len.q, shape.queries), 1}; }
-  SequenceWork const work = sequence_work(shape, mask, len);
-  return work.sum() == units_of_place ? work : SequenceWork{work.tiles, 1};
+// For unit_tile(). The tiles of few queries are even.
+HA_HOST_DEVICE TilesOfUnits tiles_of_units(ScheduleParams const& schedule, MaskParams const& mask,
+                                           Packing const& packing, int slabs, int keys, int queries) {
+  int const slabs_of_all = packing.slab.quotient(queries + packing.queries_per_slab - 1);
+  return {ceil_div(slabs_of_all, slabs), !schedule.bound_by_memory && units_rise(mask),
+          packing.queries_per_slab * slabs, keys};
 }
-
-// The tiles of the places that are near, where work is shared out by units. Of few queries, tiles are few and even, and
-// what they are is found faster than remembered.
-template <KernelFamily kFamily, int kPlaces>
-struct TilesOfPlaces {
-  SequenceWork work[kPlaces];
-};
-template <int kPlaces>
-struct TilesOfPlaces<KernelFamily::kDecode, kPlaces> {};
 
 // What a source of work remembers of the schedule. On the device it lies in shared memory, since producers have no
 // registers for it. It does not refer to the parameters: through an address that comes from memory, each of them would
 // be a load instead of an operand.
-template <KernelFamily kFamily, int kPlaces>
-struct WorkSourceState : TilesOfPlaces<kFamily, kPlaces> {
+template <int kPlaces>
+struct WorkSourceState {
   ScheduleNumbers schedule;
   Chunks chunks;
   Draws draws;
@@ -240,22 +118,27 @@ class WorkSource {
   static_assert(kPlaces >= 1 && kPlaces <= 32);
 
  public:
-  using State = WorkSourceState<kFamily, kPlaces>;
+  using State = WorkSourceState<kPlaces>;
   static constexpr bool kDraws = true;  // items that another CTA could have
 
   HA_HOST_DEVICE WorkSource(AttentionParams const& params, State& state, int slabs, int keys)
-      : params_(params), state_(state), queries_per_tile_(params.packing.queries_per_slab * slabs), keys_(keys) {}
+      : params_(params), state_(state), slabs_(slabs), keys_(keys) {}
 
   // The next item and its sequence; item.place is -1 at the end. `draw(Draws)` hands out 0, 1, 2, ... among all CTAs.
+  // Returns whether the list ends soon.
   template <class Draw>
-  HA_HOST_DEVICE void next(WorkItem& item, Sequence& sequence, Draw draw) {
+  HA_HOST_DEVICE bool next(WorkItem& item, Sequence& sequence, Draw draw) {
+    bool ends_soon = true;
     if (schedule().by_units()) {
       next_units(item, draw);
     } else {
-      next_tile(item, draw(state_.draws));
+      int const index = draw(state_.draws);
+      ends_soon = state_.draws.end_soon(index);
+      next_tile(item, index);
     }
     // Behind both, since producers have no registers for it any earlier; any one if there is no item.
     sequence = state_.sequence[item.place < 0 ? 0 : item.place - state_.window];
+    return ends_soon;
   }
 
  private:
@@ -298,9 +181,12 @@ class WorkSource {
     int const of_places = pass * width + in_pass - m * pass_width;
     int const place = groups.quotient(of_places);
     bool const turned = (schedule().end() - state_.window - end + passes - 1 - pass) % 2 != 0;
+    // The last ones of resized tiles may not exist.
+    int const existing = params_.schedule.resized.on() ? tiles_of(begin + place).tiles : tiles;
+    bool const in_order = first_tiles_are_shortest(params_.mask) == turned || m >= existing;
     item = {.place = state_.window + begin + place,
             .head = of_places - place * groups.divisor,
-            .m = first_tiles_are_shortest(params_.mask) == turned ? m : tiles - 1 - m};
+            .m = in_order ? m : existing - 1 - m};
   }
 
   template <class Draw>
@@ -317,7 +203,7 @@ class WorkSource {
     int const i = find(params_.schedule.head_groups.quotient(rest.next));
     if (i < 0) { return; }
     FoundPlace const found{state_.window + i, before(i), state_.until[i]};
-    UnitTile const tile = unit_tile(found, work_at(i), rest.next, params_.schedule.head_groups.divisor);
+    UnitTile const tile = unit_tile<kFamily>(found, tiles_of(i), rest.next, params_.schedule.head_groups.divisor);
     int const first = rest.next - tile.begin;
     int const last = params_.schedule.fixed_splits ? first + 1 : min_of(tile.units, rest.end - tile.begin);
     bool const whole = first == 0 && last == tile.units;
@@ -329,10 +215,8 @@ class WorkSource {
     });
   }
 
-  HA_HOST_DEVICE SequenceWork work_at(int i) const {
-    if constexpr (kFamily == KernelFamily::kPrefill) { return state_.work[i]; }
-    return work_of_found<kFamily>(params_.schedule, params_.mask, {queries_per_tile_, keys_}, state_.sequence[i].len,
-                                  state_.until[i] - before(i));
+  HA_HOST_DEVICE TilesOfUnits tiles_of(int i) const {
+    return tiles_of_units(params_.schedule, params_.mask, params_.packing, slabs_, keys_, state_.sequence[i].len.q);
   }
 
   // Entries of the list, tiles or units of one head group, before a place of the schedule, and of the window.
@@ -392,25 +276,9 @@ class WorkSource {
       state_.window_count = count;
       state_.before = first;
     });
-    if constexpr (kFamily == KernelFamily::kPrefill) {
-      if (schedule().by_units()) {
-        TileShape const shape{queries_per_tile_, keys_};
-        in_place_of_lane([&](int i, bool writes) {
-          SequenceWork const work = even_work(shape, params_.mask, state_.sequence[i].len);
-          if (writes) { state_.work[i] = work; }
-        });
-        in_place_of_lane([&](int i, bool writes) {
-          int const least = least_units(shape, params_.mask, state_.sequence[i].len, state_.work[i]);
-          if (writes) { state_.work[i].least = least; }
-        });
-        in_place_of_lane([&](int i, bool writes) {
-          if (writes && state_.work[i].sum() != state_.until[i] - before(i)) {
-            state_.work[i].least = state_.work[i].units;
-          }
-        });
-      }
+    if constexpr (kPlaces > 1) {
+      if (!schedule().by_units()) { find_starts(); }
     }
-    if constexpr (kPlaces > 1) { find_starts(); }
   }
 
   // Places that have other work than the one before them.
@@ -430,7 +298,7 @@ class WorkSource {
 
   AttentionParams const& params_;
   State& state_;
-  int queries_per_tile_;
+  int slabs_;
   int keys_;
 };
 

@@ -14,6 +14,7 @@
 #include "kernels/fast_divmod.h"
 #include "kernels/schedule_kernel.h"
 #include "kernels/tile_scheduler.h"
+#include "kernels/tile_sources.h"
 #include "kernels/work_source.h"
 #include "schedule_model.h"
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <random>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -249,6 +250,14 @@ TEST_CASE("plan: kernels have the code that their calls need and no more") {
   lengths_on_device.seqused_q = true;
   lengths_on_device.num_splits = 0;
   CHECK(calls_of(lengths_on_device) == Calls::kUncapped);
+  lengths_on_device.seqused_q = false;
+  lengths_on_device.batch = 1;
+  lengths_on_device.seqlen_q = lengths_on_device.seqlen_k = 512;
+  CHECK(calls_of(lengths_on_device) == Calls::kUncut);
+  lengths_on_device.seqlen_q = 128;
+  lengths_on_device.seqlen_k = 8192;
+  CHECK(calls_of(lengths_on_device) == Calls::kUncapped);
+  lengths_on_device.seqlen_q = 2048;
   dense.softcap = lengths_on_device.softcap = 30.0F;
   CHECK(calls_of(dense) == Calls::kCapped);
   CHECK(calls_of(lengths_on_device) == Calls::kCapped);
@@ -488,7 +497,8 @@ TEST_CASE(
                         Case{"some of whose queries may not count", 6, false, true, 0, 132, {true, true}},
                         Case{"packed, as many rows as all bounds together", 6, true, false, 3072, 132, {false}},
                         Case{"packed, one row less", 6, true, false, 3071, 132, {true, true}},
-                        Case{"long tiles that leave a ninth of the grid idle", 4, false, false, 0, 132, {true}},
+                        Case{"long tiles that leave a fifth of the grid idle", 5, false, false, 0, 132, {true}},
+                        Case{"those of fewer rows leave nothing idle", 4, false, false, 0, 132, {false}},
                         Case{"tiles that leave much of the grid idle", 1, false, false, 0, 100, {true}}}) {
     CAPTURE(c.why);
     Problem p = ragged(512, 16384, 128, c.batch);
@@ -568,12 +578,88 @@ TEST_CASE("plan: lengths on the device ask for the kernels of both classes, or f
   }
 }
 
-TEST_CASE("plan: tiles of a ragged call follow from the head dims and the class alone") {
+TEST_CASE("plan: few rows take tiles of fewer rows, which keep more SMs busy, whatever max_seqlen_q is") {
+  auto const chunk = [](int total_q, int bound_q, int seqlen_k) {
+    Problem p = ragged(bound_q, seqlen_k, 128, 1);
+    p.packed_q = true;
+    p.total_q = total_q;
+    p.keys = KeyLayout::kPaged;
+    p.mask.right = 0;
+    return p;
+  };
+  for (int const splits : {0, 1}) {
+    for (int const bound_q : {100, 512, 5000}) {
+      Problem p = chunk(512, bound_q, 512);  // 128 tiles instead of 86
+      p.num_splits = splits;
+      CHECK(tile_of(p) == "128x128 packed");
+      p.total_q = 560;  // 136 instead of 96
+      CHECK(tile_of(p) == "192x80 packed");
+      p = chunk(16384, bound_q, 16384);
+      p.num_splits = splits;
+      CHECK(tile_of(p) == "192x80 packed");
+    }
+  }
+  Problem p = chunk(512, 512, 8192);
+  p.num_splits = 0;
+  CHECK(tile_of(p) == "128x128 packed");
+  CHECK_FALSE(plan(p, card(132)).kernels.at(0).may_split);
+  CHECK(explains(plan(p, card(132)), "fewer rows"));
+  p.batch_invariant = true;
+  CHECK(tile_of(p) == "192x80 packed");
+  p = chunk(128, 128, 8192);  // so few tiles of so many keys that they are to be cut
+  p.batch = 2;
+  p.num_splits = 0;
+  CHECK(tile_of(p) == "192x80 packed");
+  CHECK(plan(p, card(132)).kernels.at(0).may_split);
+  p = chunk(512, 512, 512);
+  p.softcap = 30.0F;
+  CHECK(tile_of(p) == "192x80 packed");
+  p = chunk(2048 + 62, 1024, 4096);  // beside single queries
+  p.batch = 64;
+  p.num_splits = 0;
+  CHECK(plan(p, card(132)).kernels.size() == 2);
+  CHECK(tile_of(p) == "128x128 packed");
+  p.total_q = 4096 + 62;
+  CHECK(plan(p, card(132)).kernels.size() == 2);
+  CHECK(tile_of(p) == "192x80 packed");
+}
+
+TEST_CASE("plan: no bound on the queries changes the tile of a packed q") {
+  std::mt19937 random(7);
+  auto const pick = [&](std::initializer_list<int> of) { return of.begin()[random() % of.size()]; };
+  int small = 0;
+  for (int i = 0; i < 20'000; ++i) {
+    int const batch = pick({1, 1, 2, 7, 40});
+    Problem p = ragged(70, pick({300, 2000, 8192, 32'768}), 128, batch);
+    p.heads_k = pick({1, 2, 8});
+    p.heads_q = p.heads_k * pick({1, 3, 4, 8});
+    p.packed_q = true;
+    p.total_q = 1 + static_cast<std::int64_t>(random() % 5000);
+    p.keys = random() % 2 == 0 ? KeyLayout::kPaged : KeyLayout::kVarlen;
+    p.num_splits = pick({0, 1, 3});
+    p.mask.left = pick({kUnlimited, kUnlimited, 128, 1000});
+    p.mask.right = pick({kUnlimited, 0, 0, 50});
+    auto const rows = [&](int bound) {
+      p.seqlen_q = bound;
+      return plan(p, card(132)).kernels.front().tile.rows;
+    };
+    int const shortest = 64 / scheduled_packing(p.heads_q, p.heads_k) + 1;  // a bound that few queries fit in is a class
+    int const first = rows(shortest);
+    CAPTURE(plan(p, card(132)).explain());
+    for (int const bound : {shortest + 3, 300, 2048, static_cast<int>(p.total_q), 20'000}) {
+      if (bound >= shortest) { CHECK(rows(bound) == first); }
+    }
+    small += first == 128;
+  }
+  CHECK(small > 1000);
+}
+
+TEST_CASE("plan: tiles of a ragged call with many rows follow from the head dims and the class alone") {
   for (int const head_dim : {64, 96, 128, 192, 256}) {
     for (int const seqlen_q : {1, 10, 17, 500, 100'000}) {
       for (int const seqlen_k : {1, 3000, 1 << 20}) {
         for (bool const batch_invariant : {false, true}) {
-          Problem p = ragged(seqlen_q, seqlen_k, head_dim);
+          Problem p = ragged(seqlen_q, seqlen_k, head_dim, seqlen_q >= 17 ? 1000 : 5);
           p.num_splits = 0;
           p.batch_invariant = batch_invariant;
           p.mask.left = seqlen_k / 2;
@@ -856,9 +942,53 @@ TEST_CASE("plan: rows for nothing but sequences as long as they may be need no s
   few.num_splits = 0;
   CHECK_FALSE(listed(few));
   few.seqlen_k = 8192;
-  CHECK(listed(few));
-  few.num_splits = 1;
   CHECK_FALSE(listed(few));
+  CHECK(plan(few, card(132)).kernels.front().equal_parts == 5);
+  few.seqlen_q = 300;  // a bound
+  CHECK(plan(few, card(132)).kernels.front().equal_parts == 5);
+  few.batch = 2;
+  CHECK(listed(few));
+  few.batch = 1;
+  few.num_splits = 1;
+  CHECK(plan(few, card(132)).kernels.front().equal_parts == 1);
+}
+
+TEST_CASE("plan: the tiles of one sequence behind many keys are in equal parts, a block for each") {
+  Problem p = ragged(128, 8192, 128, 1);
+  p.packed_q = true;
+  p.total_q = 128;
+  p.keys = KeyLayout::kPaged;
+  p.mask.right = 0;
+  p.num_splits = 0;
+  Plan const made = plan(p, card(132));
+  KernelPlan const& kernel = made.kernels.front();
+  CHECK_FALSE(made.listed);
+  CHECK_FALSE(made.makes_schedule);
+  CHECK(tile_of(p) == "128x128 packed");
+  CHECK(made.tiles == 32);  // 4 for each K/V head
+  CHECK(kernel.equal_parts == 4);
+  CHECK(kernel.ctas == 128);
+  CHECK(kernel.partial_slots == 128);
+  CHECK(explains(made, "4 parts of each tile"));
+  auto const parts_of = [](Problem const& problem) { return plan(problem, card(132)).kernels.front().equal_parts; };
+  p.num_splits = 3;  // at most
+  CHECK(parts_of(p) == 3);
+  p.num_splits = 1;
+  CHECK(parts_of(p) == 1);
+  p.num_splits = 0;
+  p.softcap = 30.0F;
+  CHECK(parts_of(p) == 5);
+  p.batch_invariant = true;
+  CHECK(parts_of(p) == 1);
+  p.batch_invariant = false;
+  p.seqlen_k = 900;  // done before parts could be merged
+  CHECK(parts_of(p) == 1);
+  p.seqlen_k = 8192;
+  p.total_q = p.seqlen_q = 8192;  // so many tiles that they fill the card
+  CHECK(parts_of(p) == 1);
+  p.total_q = p.seqlen_q = 128;
+  p.batch = 2;  // which may differ in length
+  CHECK(parts_of(p) == 1);
 }
 
 TEST_CASE("plan: more units than can be counted are not cut") {

@@ -19,8 +19,10 @@
 #include "host/cluster_params.h"
 #include "host/plan_request.h"
 #include "host/schedule_shape.h"
+#include "host/tile_list.h"
 #include "kernels/parted_tile.h"
 #include "kernels/schedule_params.h"
+#include "kernels/tile_sources.h"
 #include "kernels/tile_work.h"
 #include "kernels/work_source.h"
 #include "schedule_model.h"
@@ -88,10 +90,8 @@ AttentionParams params_of(Call& call, KernelPlan const& kernel) {
   p.cluster = cluster_params(call.plan, kernel, call.problem.heads_q);
   set_metadata(p.cluster, call.plan, call.metadata.data());
   if (!call.plan.listed && call.plan.cluster == 0) {
-    int const queries = p.packing.queries_per_slab * slabs_of(kernel.tile);
-    p.scheduler = make_scheduler_params(call.problem.batch, call.problem.heads_q / call.plan.packed_heads,
-                                        ceil_div(call.problem.seqlen_q, queries), call.plan.heads_per_pass,
-                                        first_tiles_are_shortest(call.problem.mask), kernel.ctas);
+    p.scheduler = tile_list(call.plan, kernel, call.problem);
+    p.parts = equal_parts(kernel);
   }
   return p;
 }
@@ -275,6 +275,8 @@ struct Done {
 
 enum class Turn { kRandom, kLeastLoaded, kLastFirst };
 
+char const* const kTooManyEmpty = "more than two tiles without queries of a sequence and head group";
+
 // Runs all CTAs of a kernel, each as the scheduler warp of attention_kernel.h does, in a random order, as if every unit
 // took the same time, or so that the last CTA ends before another begins; fills `done`. Returns what is wrong; empty if
 // nothing is.
@@ -299,6 +301,7 @@ std::string run_drawing(AttentionParams const& params, KernelPlan const& kernel,
     running.insert({next_turn(0, c, 0), c});
   }
   std::map<int*, unsigned> counters;
+  std::map<std::pair<int, int>, int> empty;  // resized tiles without queries, of a place and head group
   while (!running.empty()) {
     auto const [key, c] = *running.begin();
     running.erase(running.begin());
@@ -321,13 +324,21 @@ std::string run_drawing(AttentionParams const& params, KernelPlan const& kernel,
       return "an item out of bounds";
     }
     if (item.slot < -1 || item.slot >= kernel.partial_slots) { return "a slot out of bounds"; }
-    done.push_back({item, tile_work(params, slabs, kernel.tile.keys, item, sequence), c, index});
+    TileWork const work = tile_work(params, slabs, kernel.tile.keys, item, sequence);
     running.insert({next_turn(key, c, item.last - item.first), c});
+    if (params.schedule.resized.on() && work.queries.last < work.queries.first) {
+      ++empty[{item.place, item.head}];
+      continue;
+    }
+    done.push_back({item, work, c, index});
   }
   for (auto const& [counter, value] : counters) {
     int const* const end = params.schedule.metadata + 1 + 4 * schedule_stride(params.schedule.batch);
     if (counter < params.schedule.metadata || counter >= end) { return "a counter outside the metadata"; }
     if (value != 0) { return "a counter is not back at 0"; }
+  }
+  for (auto const& [where, count] : empty) {
+    if (count > 2) { return kTooManyEmpty; }
   }
   return "";
 }
@@ -370,7 +381,7 @@ std::string run_kernel(AttentionParams const& params, KernelPlan const& kernel, 
 std::vector<Done> run_tile_list(AttentionParams const& params, KernelPlan const& kernel) {
   std::vector<Done> done;
   for (int cta = 0; cta < kernel.ctas; ++cta) {
-    DenseWorkSource source(params, cta);
+    DenseWorkSource source(params, cta, params.parts.on());
     for (WorkItem item;;) {
       Sequence sequence{};
       source.next(item, sequence, 0);
@@ -473,7 +484,9 @@ std::string combine_fault(Call& call, KernelPlan const& kernel, std::map<TileNam
   task.keys = kernel.tile.keys;
   task.cluster = cluster_params(call.plan, kernel, call.problem.heads_q);
   set_metadata(task.cluster, call.plan, call.metadata.data());
-  bool const by_tile = call.plan.fixed_splits || task.cluster.on();
+  task.parts = equal_parts(kernel);
+  if (task.parts.on()) { task.tiles = tile_list(call.plan, kernel, call.problem); }
+  bool const by_tile = call.plan.fixed_splits || task.cluster.on() || task.parts.on();
   task.candidates = static_cast<int>(by_tile ? kernel.most_tiles : kernel.partial_slots / 2 - 1);
   std::map<TileName, std::set<int>> merged;  // shares of a tile's rows
   std::map<TileName, int> rows_shared;       // in so many
@@ -556,6 +569,7 @@ struct Seen {
   int by_units = 0, by_tiles = 0, fixed = 0, alike = 0, parted = 0, two_kernels = 0, clusters = 0, drawn = 0;
   int two_decode_kernels = 0;
   int by_index = 0;
+  int in_equal_parts = 0, whole_instead = 0;
   int clusters_by_schedule = 0, drawn_by_schedule = 0, units_by_schedule = 0;
 };
 
@@ -669,12 +683,19 @@ std::string call_fault(Call& call, Random& random, Seen& seen) {
     return cluster_fault(call, call.plan.kernels.front(), random, seen);
   }
   if (!call.plan.listed) {
-    if (!call.problem.ragged) { return ""; }
     KernelPlan const& kernel = call.plan.kernels.front();
+    if (!call.problem.ragged && kernel.equal_parts == 1) { return ""; }
     AttentionParams const params = params_of(call, kernel);
-    auto const tiles = parts_of_tiles(params, run_tile_list(params, kernel));
-    ++seen.by_index;
-    return coverage_fault(call, kernel, params, tiles);
+    std::vector<Done> const done = run_tile_list(params, kernel);
+    auto const tiles = parts_of_tiles(params, done);
+    std::string fault = coverage_fault(call, kernel, params, tiles);
+    if (kernel.equal_parts == 1) {
+      ++seen.by_index;
+      return fault;
+    }
+    for (auto const& [name, parts] : tiles) { ++(parts.size() > 1 ? seen.in_equal_parts : seen.whole_instead); }
+    if (fault.empty()) { fault = slot_fault(done); }
+    return fault.empty() ? combine_fault(call, kernel, tiles) : fault;
   }
   if (call.plan.cluster_if_alike > 0 || call.plan.draws_if_whole) {
     WorkFrom const from = work_of(params_of(call, call.plan.kernels.front()));
@@ -768,6 +789,73 @@ TEST_CASE("schedule: random calls compute every key block of every query block o
   CHECK(seen.parted > 1000);
   CHECK(seen.clusters > 20);
   CHECK(seen.drawn > 5);
+}
+
+TEST_CASE("schedule: a call may have fewer queries than its metadata count, which know no seqused_q") {
+  Random random(5);
+  int by_units = 0;
+  for (int i = 0; i < 1000; ++i) {
+    Request r;
+    r.heads_k = one_of<int>(random, {1, 2, 8});
+    r.heads_q = r.heads_k * one_of<int>(random, {1, 4});
+    r.options.num_splits = 0;
+    r.options.causal = pick(random, 0, 3) > 0;
+    for (int b = pick(random, 1, 4); b > 0; --b) {
+      int const q = pick(random, 200, 2500);
+      r.lengths.push_back({q, std::max(q, pick(random, 300, pick(random, 0, 3) == 0 ? 60'000 : 9000))});
+    }
+    Call call;
+    make_call(r, call);
+    call.problem.seqused_q = true;
+    call.plan = plan(call.problem, card(132));
+    if (!call.plan.listed) { continue; }
+    call.metadata = model_metadata(schedule_kernel_of(call));  // of cu_seqlens_q
+    for (int& used : call.lengths.seqused_q) { used = std::max(100, used - pick(random, 0, used / 2)); }
+    call.sequences.seqused_q = call.lengths.seqused_q.data();
+    CAPTURE(i);
+    CAPTURE(text_of(r));
+    KernelPlan const& kernel = call.plan.kernels.front();
+    AttentionParams const params = params_of(call, kernel);
+    std::vector<Done> done;
+    std::string const fault = run_kernel(params, kernel, random, Turn::kRandom, done);
+    REQUIRE((fault.empty() || fault == kTooManyEmpty));
+    auto const tiles = parts_of_tiles(params, done);
+    REQUIRE(coverage_fault(call, kernel, params, tiles) == "");
+    if (kernel.may_split) { REQUIRE(combine_fault(call, kernel, tiles) == ""); }
+    by_units += Schedule(params.schedule).by_units();
+  }
+  CHECK(by_units > 200);
+}
+
+TEST_CASE("schedule: tiles in equal parts are computed once and merged, and stay whole where keys are few") {
+  Random random(11);
+  Seen seen;
+  for (int i = 0; i < 600; ++i) {
+    Request r;
+    r.heads_k = one_of<int>(random, {1, 2, 8});
+    r.heads_q = r.heads_k * one_of<int>(random, {1, 3, 4, 8});
+    r.head_dim = one_of<int>(random, {64, 128, 256});
+    r.sm_count = one_of<int>(random, {114, 132});
+    r.options.num_splits = one_of<int>(random, {0, 0, 3});
+    r.options.causal = pick(random, 0, 2) > 0;
+    r.options.softcap = pick(random, 0, 3) == 0 ? 30.0F : 0.0F;
+    r.packed_q = pick(random, 0, 2) > 0;
+    r.page_unit = one_of<int>(random, {1, 16, 64});
+    r.leftpad = pick(random, 0, 3) == 0 ? 70 : 0;
+    r.slack = pick(random, 0, 2) == 0 ? pick(random, 0, 300) : 0;
+    r.slack_k = pick(random, 0, 1) * 30'000;  // what a page table has room for
+    r.lengths = {SeqlenQK{pick(random, 0, 700), pick(random, 0, 20'000)}};
+    r.alike = pick(random, 0, 4) == 0 && r.lengths[0].q > 0 && r.lengths[0].k > 0;
+    if (r.alike) { r.lengths.resize(static_cast<std::size_t>(pick(random, 1, 3)), r.lengths[0]); }
+    CAPTURE(i);
+    CAPTURE(text_of(r));
+    Call call;
+    make_call(r, call);
+    if (call.plan.kernels.empty() || call.plan.kernels.front().equal_parts == 1) { continue; }
+    REQUIRE(call_fault(call, random, seen) == "");
+  }
+  CHECK(seen.in_equal_parts > 1000);
+  CHECK(seen.whole_instead > 50);
 }
 
 TEST_CASE("schedule: where the bound is what a page table has room for, lengths decide between clusters and units") {
@@ -1182,7 +1270,7 @@ TEST_CASE("schedule: damaged metadata leads to no place outside, no slot outside
         REQUIRE(coverage_fault(call, kernel, params, parts_of_tiles(params, done)) == "");
       } else {
         std::string const fault = run_kernel(params, kernel, random, Turn::kRandom, done);
-        REQUIRE((fault.empty() || fault == "a counter is not back at 0"));
+        REQUIRE((fault.empty() || fault == "a counter is not back at 0" || fault == kTooManyEmpty));
       }
       for (Done const& d : done) {
         ++items;

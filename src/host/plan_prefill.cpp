@@ -1,0 +1,183 @@
+// Calls of many queries whose tiles are not those of dense calls: which tile, and are tiles whole, cut where the
+// schedule says, or all in as many parts?
+#include <algorithm>
+#include <cstdint>
+
+#include "host/plan_request.h"
+#include "host/schedule_shape.h"
+
+namespace hopper_attention {
+namespace {
+
+// What it takes to merge equal parts, in a kernel of its own.
+constexpr double kMergeUs = 9;
+// With more rounds of whole tiles the last one counts little.
+constexpr std::int64_t kMostSmallRounds = 4;
+
+// If all rows of q are of one sequence, or of several with full tiles. More than that is not known of a packed q, and
+// the tile must not depend on max_seqlen_q.
+std::int64_t full_tiles(PlanRequest const& request, TileConfig const& tile) {
+  Problem const& problem = request.problem;
+  std::int64_t const queries = tile_shape(tile, request.scheduled_packing(), false).queries;
+  std::int64_t const of_group = problem.packed_q ? ceil_div<std::int64_t>(problem.total_q, queries)
+                                                 : problem.batch * ceil_div<std::int64_t>(problem.seqlen_q, queries);
+  return of_group * request.scheduled_groups();
+}
+
+// Microseconds of a tile that sees `keys`.
+double us_of_tile(TileRow const& row, double keys) {
+  TileCost const cost = measured_row(row).cost;
+  return (keys / row.tile.keys * cost.block + cost.tile) * 1e-3;
+}
+
+// Keys that a full tile of a packed q may see, whatever max_seqlen_q is.
+std::int64_t keys_of_full_tile(PlanRequest const& request, TileConfig const& tile) {
+  MaskParams const& mask = request.problem.mask;
+  bool const windowed = mask.left != kUnlimited && mask.right != kUnlimited && mask.cp_world <= 1;
+  if (!windowed || !request.problem.packed_q) { return request.most_keys_of_tile(tile); }
+  int const queries = tile_shape(tile, request.scheduled_packing(), false).queries;
+  return std::min<std::int64_t>(request.problem.seqlen_k, std::int64_t{mask.left} + mask.right + queries);
+}
+
+// Of the call, with whole tiles that take as long as the longest. An sm_margin does not count: it only steers.
+double us_of_whole_tiles(PlanRequest const& request, TileRow const& row) {
+  std::int64_t const rounds = ceil_div<std::int64_t>(full_tiles(request, row.tile), request.device.sm_count);
+  return static_cast<double>(rounds) * us_of_tile(row, static_cast<double>(keys_of_full_tile(request, row.tile)));
+}
+
+// With larger tiles in chunks of equal work, of `keys` each in the mean, and the time it takes to merge these.
+double us_of_chunks(PlanRequest const& request, double keys) {
+  TileRow const& row = request.tile_row(request.many_use());
+  double const rounds = static_cast<double>(full_tiles(request, row.tile)) / request.device.sm_count;
+  return rounds * us_of_tile(row, keys) + kWorthCutting * measured_row(row).cost.block * 1e-3;
+}
+
+// Tiles of fewer rows for grids that those of kRagged leave idle; nullptr if there are none or they must not be taken.
+TileRow const* small_row(PlanRequest const& request, TileUse use) {
+  Problem const& problem = request.problem;
+  TileConfig const& large = request.tile_row(TileUse::kRagged).tile;
+  TileRow const* const small = find_tile(problem.head_dim, problem.head_dim_v, use);
+  bool const fits =
+      small != nullptr && small->tile.head_dim == large.head_dim && small->tile.head_dim_v == large.head_dim_v;
+  bool const taken = fits && problem.softcap == 0.0F && !problem.batch_invariant && request.forced.num_splits < 2;
+  return taken && request.allows(small->tile) ? small : nullptr;
+}
+
+// Whether whole tiles of kSmallGrid end sooner than those of kRagged, whole or in chunks, which may leave many SMs idle
+// in the only round of the grid or in the last one.
+bool small_tiles_end_sooner(PlanRequest const& request, TileRow const& small, bool asks_for_splits) {
+  TileRow const& large = request.tile_row(TileUse::kRagged);
+  if (request.forces_tile()) { return !request.allows(large.tile); }
+  if (full_tiles(request, small.tile) > kMostSmallRounds * request.device.sm_count) { return false; }
+  double const whole = us_of_whole_tiles(request, large);
+  double const chunks = us_of_chunks(request, static_cast<double>(keys_of_full_tile(request, large.tile)));
+  return us_of_whole_tiles(request, small) <= (asks_for_splits ? std::min(whole, chunks) : whole);
+}
+
+// For a call whose tiles are known and about as long as each other, so that no schedule has to share them out: of one
+// sequence, or of several that are alike.
+PrefillChoice choose_equal_parts(PlanRequest const& request, PrefillChoice const& otherwise) {
+  Problem const& problem = request.problem;
+  testing::ForcedPlan const& forced = request.forced;
+  bool const known = (problem.batch == 1 || !problem.ragged) && problem.mask.cp_world <= 1;
+  bool const is_forced = forced.num_splits >= 2 || forced.ctas > 0 || request.forces_tile();
+  bool const decided = problem.ragged || problem.keys == KeyLayout::kPaged || splitting_pays(request);
+  if (!known || is_forced || !decided || problem.batch_invariant) { return otherwise; }
+
+  TileRow const& large = request.tile_row(request.many_use());
+  TileShape const shape = tile_shape(large.tile, request.scheduled_packing(), false);
+  SequenceWork const work = sequence_work(shape, problem.mask, {query_rows_of_sequence(problem), problem.seqlen_k});
+  double const mean_blocks = static_cast<double>(work.sum()) / max_of(1, work.tiles);
+  double least_us = us_of_chunks(request, mean_blocks * large.tile.keys);
+  if (problem.num_splits > 1) {  // a chunk that begins anywhere may cut a tile once more
+    least_us = std::max(least_us, us_of_tile(large, static_cast<double>(work.units) / (problem.num_splits - 1)));
+  }
+  least_us = std::min(least_us, us_of_whole_tiles(request, request.tile_row(otherwise.use)));
+  PrefillChoice best = otherwise;
+  for (TileRow const* const row : {&large, small_row(request, TileUse::kSmallParts)}) {
+    if (row == nullptr) { continue; }
+    std::int64_t const blocks = ceil_div<std::int64_t>(keys_of_full_tile(request, row->tile), row->tile.keys);
+    std::int64_t parts = std::min(
+        request.most_ctas(row->tile) / std::max<std::int64_t>(1, full_tiles(request, row->tile)), blocks / kLeastUnits);
+    if (problem.num_splits > 1) { parts = std::min<std::int64_t>(parts, problem.num_splits); }
+    if (parts < 2 || blocks <= kFewBlocksOfTile) { continue; }
+    double const us = us_of_tile(*row, static_cast<double>(ceil_div(blocks, parts) * row->tile.keys)) + kMergeUs;
+    if (us < least_us) {
+      least_us = us;
+      best = {row->use, true, static_cast<int>(parts)};
+    }
+  }
+  return best;
+}
+
+}  // namespace
+
+bool queries_are_known(Problem const& problem) {
+  std::int64_t const rows = std::int64_t{problem.batch} * problem.seqlen_q;
+  return !problem.seqused_q && (!problem.packed_q || problem.total_q >= rows);
+}
+
+bool splitting_pays(PlanRequest const& request) {
+  bool const decodes = request.decodes();
+  TileConfig const tile = request.tile_row(decodes ? request.decode_use() : request.many_use()).tile;
+  ScheduleParams params;
+  params.batch = request.problem.batch;
+  params.alike = request.work_of_sequence(tile);
+  params.alike_units = params.alike.sum();
+  params.head_groups = FastDivmod(request.scheduled_groups());
+  params.ctas = request.most_ctas(tile);
+  params.may_split = true;
+  params.bound_by_memory = decodes;
+  params.even_tiles = tiles_are_even(request.problem);
+  // More units than can be counted are not shared out.
+  std::int64_t const units = std::int64_t{params.batch} * params.alike.tiles * params.alike.units;
+  if (params.alike.units <= 1 || units * request.scheduled_groups() > kMaxTiles) { return false; }
+  return Schedule(params).by_units();
+}
+
+// Tiles so short that cutting them saves less than merging takes, or, where how many there are is known, so many that
+// cutting some pays for no keys: those of one sequence alone are so many that none can be longer than two blocks'
+// shares of all work.
+bool whole_tiles_fill_grid(PlanRequest const& request) {
+  Problem const& problem = request.problem;
+  TileConfig const tile = request.tile_row(request.many_use()).tile;
+  int const ctas = request.most_ctas(tile);
+  SequenceWork const work = request.work_of_sequence(tile);
+  if (request.most_keys_of_tile(tile) <= std::int64_t{kWorthCutting} * tile.keys) { return true; }
+  std::int64_t const sequences = std::int64_t{request.scheduled_groups()} * problem.batch;
+  bool const many = 2LL * work.tiles * request.scheduled_groups() >= ctas;
+  return many && queries_are_known(problem) &&
+         !leave_grid_idle(work.tiles * sequences, std::int64_t{work.sum()} * sequences, work.units, ctas,
+                          tiles_are_even(problem));
+}
+
+PrefillChoice choose_prefill(PlanRequest const& request) {
+  Problem const& problem = request.problem;
+  bool const forced = request.forced.num_splits >= 2;
+  bool const asks_for_splits = (problem.num_splits != 1 || forced) && !problem.batch_invariant;
+  bool const may_split = asks_for_splits && (forced || !whole_tiles_fill_grid(request));
+  bool const with_pages = problem.keys == KeyLayout::kPaged;
+  PrefillChoice choice{may_split || with_pages ? TileUse::kRagged : TileUse::kWhole, may_split};
+  if (request.many_use() == TileUse::kCapped) { choice.use = TileUse::kCapped; }
+  TileRow const* const small = small_row(request, TileUse::kSmallGrid);
+  // Not `may_split`, which depends on max_seqlen_q.
+  if (small != nullptr && small_tiles_end_sooner(request, *small, asks_for_splits)) { choice = {small->use, false}; }
+  return asks_for_splits ? choose_equal_parts(request, choice) : choice;
+}
+
+void plan_equal_parts(PlanRequest const& request, Plan& plan, PrefillChoice const& choice) {
+  take_scheduled_packing(request, plan);
+  KernelPlan& kernel = choose_kernel(request, plan, choice.use, true);
+  kernel.most_tiles = plan.tiles = full_tiles(request, kernel.tile);
+  kernel.equal_parts = choice.parts;
+  kernel.ctas = static_cast<int>(kernel.most_tiles * choice.parts);
+  kernel.partial_slots = kernel.ctas;
+  plan.heads_per_pass = request.problem.batch * request.scheduled_groups();
+  plan.num_splits = choice.parts;
+  explain_grid(plan, kernel);
+  because(plan, "splits", choice.parts, " parts of each tile, a block for each; sequences of up to ",
+          kFewBlocksOfTile * kernel.tile.keys, " keys stay whole");
+  choose_workspace(request.problem, plan);
+}
+
+}  // namespace hopper_attention
