@@ -223,9 +223,10 @@ def flash_attn_varlen_func(
     cp_rank: this rank holds the keys whose position is cp_rank modulo cp_world_size; k, v and their lengths are local,
     cp_tot_seqused_k (B,) the lengths on all ranks; out and LSE are of the local keys, for `merge_states`. workspace:
     (bytes,) uint8, 16-byte aligned, with any contents; how many bytes follows from shapes and bounds, never from
-    lengths, and one that is too small raises ValueError with the number; allocated if not given. At most 64 MB, but with
-    batch_invariant in proportion to B and max_seqlen_k: 2.1 GiB for 256 sequences of up to 256 queries and 128k keys with
-    32/8 heads of 128, 133 MiB where each has one. The other arguments are those of `flash_attn_func`.
+    lengths, and may be fewer for more queries; one that is too small raises ValueError with the number; allocated if not
+    given. At most 64 MB, but with batch_invariant in proportion to B and max_seqlen_k: 2.1 GiB for 256 sequences of up to
+    256 queries and 128k keys with 32/8 heads of 128, 133 MiB where each has one. The other arguments are those of
+    `flash_attn_func`.
 
     out (Tq, Hq, Dv) and softmax_lse (Hq, Tq) float32, contiguous, are written if given. Returns out; with
     return_attn_probs (out, softmax_lse). A query that sees no key gives 0 and -inf, with s_aux 0 and s_aux.

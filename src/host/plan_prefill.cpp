@@ -90,7 +90,8 @@ PrefillChoice choose_equal_parts(PlanRequest const& request, PrefillChoice const
   double const mean_blocks = static_cast<double>(work.sum()) / max_of(1, work.tiles);
   double least_us = us_of_chunks(request, mean_blocks * large.tile.keys);
   if (problem.num_splits > 1) {  // a chunk that begins anywhere may cut a tile once more
-    least_us = std::max(least_us, us_of_tile(large, static_cast<double>(work.units) / (problem.num_splits - 1)));
+    least_us = std::max(
+        least_us, us_of_tile(large, static_cast<double>(work.units) * large.tile.keys / (problem.num_splits - 1)));
   }
   least_us = std::min(least_us, us_of_whole_tiles(request, request.tile_row(otherwise.use)));
   PrefillChoice best = otherwise;

@@ -643,7 +643,8 @@ TEST_CASE("plan: no bound on the queries changes the tile of a packed q") {
       p.seqlen_q = bound;
       return plan(p, card(132)).kernels.front().tile.rows;
     };
-    int const shortest = 64 / scheduled_packing(p.heads_q, p.heads_k) + 1;  // a bound that few queries fit in is a class
+    int const shortest =
+        64 / scheduled_packing(p.heads_q, p.heads_k) + 1;  // a bound that few queries fit in is a class
     int const first = rows(shortest);
     CAPTURE(plan(p, card(132)).explain());
     for (int const bound : {shortest + 3, 300, 2048, static_cast<int>(p.total_q), 20'000}) {
