@@ -30,6 +30,17 @@ def test_a_plan_has_what_the_api_promises_and_prints_itself():
     assert repr(found).startswith("Plan(kernel='prefill', dtype='bfloat16', tile=Tile(rows=")
 
 
+def test_a_chunk_that_leaves_sms_idle_says_what_is_done_about_it():
+    chunk = {"batch": 1, "heads_q": 32, "heads_kv": 8, "page_size": 16, "causal": True, "lengths_on_device": True}
+    one_round = plan(**chunk, max_seqlen_q=512, max_seqlen_k=8192, total_q=512, num_splits=0)
+    assert one_round.tile.rows == 128 and one_round.num_splits == 1 and "fewer rows" in str(one_round)
+    in_parts = plan(**chunk, max_seqlen_q=128, max_seqlen_k=8192, total_q=128, num_splits=0)
+    assert in_parts.num_splits == 4 and in_parts.ctas == 128 and "4 parts of each tile" in str(in_parts)
+    assert "one sequence" in str(in_parts) and in_parts.workspace_bytes <= 64 << 20
+    for found in (one_round, in_parts):
+        assert plan(**chunk, max_seqlen_q=4096, max_seqlen_k=8192, total_q=16384).tile.rows > found.tile.rows
+
+
 @pytest.mark.parametrize(
     ("device", "sms"),
     [("H100", 132), ("H200", 132), ("H100 PCIe", 114), (48, 48), (np.int64(1), 1), (_core.DeviceInfo("card", 7), 7)],
