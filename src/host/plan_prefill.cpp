@@ -32,11 +32,8 @@ double us_of_tile(TileRow const& row, double keys) {
 
 // Keys that a full tile of a packed q may see, whatever max_seqlen_q is.
 std::int64_t keys_of_full_tile(PlanRequest const& request, TileConfig const& tile) {
-  MaskParams const& mask = request.problem.mask;
-  bool const windowed = mask.left != kUnlimited && mask.right != kUnlimited && mask.cp_world <= 1;
-  if (!windowed || !request.problem.packed_q) { return request.most_keys_of_tile(tile); }
-  int const queries = tile_shape(tile, request.scheduled_packing(), false).queries;
-  return std::min<std::int64_t>(request.problem.seqlen_k, std::int64_t{mask.left} + mask.right + queries);
+  if (!request.problem.packed_q) { return request.most_keys_of_tile(tile); }
+  return request.most_keys_of_queries(tile_shape(tile, request.scheduled_packing(), false).queries);
 }
 
 // Of the call, with whole tiles that take as long as the longest. An sm_margin does not count: it only steers.

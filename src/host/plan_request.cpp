@@ -59,10 +59,13 @@ std::int64_t PlanRequest::blocks_of_tile(TileConfig const& tile) const {
 
 // Of any sequence of the call, also one that is shorter than the others.
 std::int64_t PlanRequest::most_keys_of_tile(TileConfig const& tile) const {
+  return most_keys_of_queries(std::min(tile_shape(tile, scheduled_packing(), false).queries, problem.seqlen_q));
+}
+
+std::int64_t PlanRequest::most_keys_of_queries(int queries) const {
   MaskParams const& mask = problem.mask;
   bool const windowed = mask.left != kUnlimited && mask.right != kUnlimited && mask.cp_world <= 1;
   if (!windowed) { return problem.seqlen_k; }
-  int const queries = std::min(tile_shape(tile, scheduled_packing(), false).queries, problem.seqlen_q);
   return std::min<std::int64_t>(problem.seqlen_k, std::int64_t{mask.left} + mask.right + queries);
 }
 

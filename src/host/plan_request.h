@@ -59,6 +59,7 @@ struct PlanRequest {
   // Key blocks that a tile of few queries may have, a bound on their keys, and a block's bytes of K and V.
   std::int64_t blocks_of_tile(TileConfig const& tile) const;
   std::int64_t most_keys_of_tile(TileConfig const& tile) const;
+  std::int64_t most_keys_of_queries(int queries) const;
   std::int64_t bytes_of_block(TileConfig const& tile) const;
 
   // Rows of kTiles for the head dims. The first raises NotImplemented if there is none, the second, for the forced
