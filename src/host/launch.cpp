@@ -221,8 +221,7 @@ void start_combine(CombineLaunch const& launch, Plan const& plan, Problem const&
   SplitCombineParams p = launch.params;
   p.sequences = sequences;
   set_tensors(p, problem, args);
-  for (int i = 0; i < std::min<int>(launch.tasks, std::size(p.task));
-       ++i) {  // compilers do not know that it is one or two
+  for (int i = 0; i < launch.tasks && i < std::ssize(p.task); ++i) {
     SplitCombineTask& task = p.task[i];
     task.partial = workspace.partial[launch.kernels[i]];
     set_schedule(task.schedule, task.cluster, plan, problem, workspace.metadata);

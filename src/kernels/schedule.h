@@ -208,7 +208,7 @@ class Schedule {
         numbers_.units_base = at(kUnitsUntil, numbers_.begin - 1);
       }
     }
-    numbers_.tiles = tiles_before(numbers_.end);
+    numbers_.tiles = params.resized.of(tiles_before(numbers_.end), numbers_.end - numbers_.begin);
     numbers_.units = units_before(numbers_.end);
     numbers_.by_units = params.may_split && work_is_cut();
     if (params.share == CardShare::kLeaves) { numbers_.ctas = ctas_beside_prefill(); }
@@ -222,13 +222,11 @@ class Schedule {
   HA_HOST_DEVICE constexpr int begin() const { return numbers_.begin; }
   HA_HOST_DEVICE constexpr int end() const { return numbers_.end; }
 
-  // Of one head group.
+  // Of one head group, as metadata count them.
   HA_HOST_DEVICE constexpr int tiles_before(int place) const {
     if (params_.metadata == nullptr) { return place * params_.alike.tiles; }
     if (place == numbers_.begin) { return 0; }
-    int const counted =
-        clamped(static_cast<long long>(at(kTilesUntil, place - 1)) - numbers_.tiles_base, 0, params_.most_tiles);
-    return params_.resized.of(counted, place - numbers_.begin);
+    return clamped(static_cast<long long>(at(kTilesUntil, place - 1)) - numbers_.tiles_base, 0, params_.most_tiles);
   }
   HA_HOST_DEVICE constexpr int units_before(int place) const {
     if (params_.metadata == nullptr) { return place * params_.alike_units; }
@@ -346,78 +344,5 @@ class Schedule {
   ScheduleParams const& params_;
   ScheduleNumbers numbers_;
 };
-
-// A piece of a tile: what one CTA computes at a time.
-struct WorkItem {
-  int place = -1;  // -1: none
-  int head = 0;    // head group
-  int m = 0;       // query block
-  int first = 0;   // units [first, last) of `units`
-  int last = 1;
-  int units = 1;
-  int slot = -1;            // of the workspace that takes the partial result; -1: the item is the whole tile
-  bool in_cluster = false;  // each CTA of the cluster has a part
-};
-
-// A place, and what of the list lies before it and up to its end: tiles or units, of one head group.
-struct FoundPlace {
-  int place = -1;
-  int before = 0;
-  int until = 0;
-
-  HA_HOST_DEVICE constexpr bool holds(int x) const { return place >= 0 && before <= x && x < until; }
-};
-
-// Where the units of the tile that holds unit `x` of the list begin and end, and which tile it is.
-struct UnitTile {
-  int place;
-  int head;
-  int m;
-  int begin;
-  int units;
-};
-
-// What unit_tile() must know of a sequence beside its units, which metadata have.
-struct TilesOfUnits {
-  int tiles = 0;
-  bool rise = false;  // with each tile by as many keys as it has queries; never in decode kernels
-  int queries = 1;    // of a tile
-  int keys = 1;       // of a block
-};
-
-// Tiles share the units of the place, whatever the metadata say: these may count other queries than the call has, as
-// they know no seqused_q. What is left over belongs to no tile, and its m is past the last one. Where units rise, a
-// tile and its mirror image, the longer one first, have as many as any other two, so that all are found by one
-// division. How many the longer one has follows from the keys that a tile has more than the one before it.
-template <KernelFamily kFamily>
-HA_HOST_DEVICE constexpr UnitTile unit_tile(FoundPlace const& found, TilesOfUnits const& of, int x, int head_groups) {
-  int const of_place = max_of(1, found.until - found.before);
-  int const within = x - found.before * head_groups;
-  int const head = within / of_place;
-  int const in_head = within - head * of_place;
-  if (of.tiles <= 1) { return {found.place, head, 0, x - in_head, of_place}; }
-  if (kFamily == KernelFamily::kDecode || !of.rise) {
-    int const units = max_of(1, of_place / of.tiles);
-    int const m = in_head / units;
-    return {found.place, head, m, x - (in_head - m * units), min_of(units, of_place - m * units)};
-  }
-  // Of an odd number of tiles the one in the middle has half as many as two, rounded down.
-  unsigned const twice = 2U * static_cast<unsigned>(of_place) + static_cast<unsigned>(of.tiles % 2);
-  int const of_pair = max_of(2, static_cast<int>(twice / static_cast<unsigned>(of.tiles)));
-  int const pair = in_head / of_pair;
-  int const in_pair = in_head - pair * of_pair;
-  int const here = min_of(of_pair, of_place - pair * of_pair);
-  int const between = of.tiles - 1 - 2 * pair;  // the two, in tiles
-  if (between <= 0) { return {found.place, head, between == 0 ? pair : of.tiles, x - in_pair, here}; }
-  int const longer = min_of(min_of((of_pair + 1) / 2 + between * of.queries / (2 * of.keys), of_pair - 1), here);
-  if (in_pair < longer) { return {found.place, head, of.tiles - 1 - pair, x - in_pair, longer}; }
-  return {found.place, head, pair, x - (in_pair - longer), here - longer};
-}
-
-// The slot of the part of a tile, beginning at `tile_begin`, that lies in `chunk`: a chunk cuts at most two tiles, the
-// one it begins in the middle of and the one it ends in the middle of.
-HA_HOST_DEVICE constexpr int slot_of(Chunks const& chunks, int chunk, int tile_begin) {
-  return 2 * chunk + (chunks.begin(chunk) >= tile_begin ? 0 : 1);
-}
 
 }  // namespace hopper_attention

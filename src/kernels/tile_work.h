@@ -4,6 +4,7 @@
 
 #include "kernels/block_range.h"
 #include "kernels/params.h"
+#include "kernels/work_item.h"
 
 namespace hopper_attention {
 

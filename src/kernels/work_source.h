@@ -4,6 +4,7 @@
 #include "kernels/host_device.h"
 #include "kernels/params.h"
 #include "kernels/schedule.h"
+#include "kernels/work_item.h"
 
 namespace hopper_attention {
 
@@ -182,7 +183,8 @@ class WorkSource {
     int const place = groups.quotient(of_places);
     bool const turned = (schedule().end() - state_.window - end + passes - 1 - pass) % 2 != 0;
     // The last ones of resized tiles may not exist.
-    int const existing = params_.schedule.resized.on() ? tiles_of(begin + place).tiles : tiles;
+    bool const resized = kFamily == KernelFamily::kPrefill && params_.schedule.resized.on();
+    int const existing = resized ? tiles_of(begin + place).tiles : tiles;
     bool const in_order = first_tiles_are_shortest(params_.mask) == turned || m >= existing;
     item = {.place = state_.window + begin + place,
             .head = of_places - place * groups.divisor,
@@ -221,7 +223,10 @@ class WorkSource {
 
   // Entries of the list, tiles or units of one head group, before a place of the schedule, and of the window.
   HA_HOST_DEVICE int entries_before(int place) const {
-    return schedule().by_units() ? schedule().units_before(place) : schedule().tiles_before(place);
+    if (schedule().by_units()) { return schedule().units_before(place); }
+    int const counted = schedule().tiles_before(place);
+    if constexpr (kFamily == KernelFamily::kDecode) { return counted; }
+    return params_.schedule.resized.of(counted, place - schedule().begin());
   }
   HA_HOST_DEVICE int before(int i) const { return i == 0 ? state_.before : state_.until[i - 1]; }
 
