@@ -23,6 +23,8 @@
 namespace hopper_attention {
 namespace {
 
+constexpr int kTmaAlignment = 16;  // bytes, of addresses and strides
+
 // q, k, v or out, (B, S, H, D) or (T, H, D), with the same four dims.
 class Batched {
  public:
@@ -49,20 +51,37 @@ TensorMapShape query_map(Batched const& t, int tile_head_dim, int packed_heads, 
                   static_cast<std::uint32_t>(queries), 1, 1}};
 }
 
-// k or v, or (pages, page size, H, D), as (D, S, H, B), in boxes of `keys`.
-TensorMapShape key_map(Batched const& t, int tile_head_dim, int keys) {
-  return {.rank = 4,
-          .extent = {t.extent(3), t.extent(1), t.extent(2), t.extent(0), 1},
-          .stride = {1, t.stride(1), t.stride(2), t.stride(0), 1},
-          .box = {static_cast<std::uint32_t>(slab_columns(tile_head_dim)), static_cast<std::uint32_t>(keys), 1, 1, 1}};
+// k or v, (pages, page size, H, D), as (D, page size, H, pages), in boxes of `keys`.
+TensorMapKey page_map(Tensor const& t, DataType dtype, int tile_head_dim, int keys) {
+  auto const extent = [&](int dim) { return static_cast<std::uint64_t>(t.shape[dim]); };
+  auto const stride = [&](int dim) { return static_cast<std::uint64_t>(t.stride[dim]); };
+  return {
+      t.data,
+      dtype,
+      {.rank = 4,
+       .extent = {extent(3), extent(1), extent(2), extent(0), 1},
+       .stride = {1, stride(1), stride(2), stride(0), 1},
+       .box = {static_cast<std::uint32_t>(slab_columns(tile_head_dim)), static_cast<std::uint32_t>(keys), 1, 1, 1}}};
+}
+
+// k or v in boxes of `keys` that may be clipped: (D, S + 1, keys, H, B), see ClippedBox.
+TensorMapKey key_map(Tensor const& tensor, DataType dtype, int tile_head_dim, int keys) {
+  Batched const t(tensor);
+  std::uint64_t const row =
+      t.extent(1) > 1 ? t.stride(1) : kTmaAlignment / kElementBytes;                     // of one row it says nothing
+  std::uintptr_t const before = static_cast<std::uint64_t>(keys) * row * kElementBytes;  // never read
+  return {
+      reinterpret_cast<void*>(reinterpret_cast<std::uintptr_t>(tensor.data) - before),
+      dtype,
+      {.extent = {t.extent(3), t.extent(1) + 1, static_cast<std::uint64_t>(keys), t.extent(2), t.extent(0)},
+       .stride = {1, row, row, t.stride(2), t.stride(0)},
+       .box = {static_cast<std::uint32_t>(slab_columns(tile_head_dim)), 1, static_cast<std::uint32_t>(keys), 1, 1}}};
 }
 
 bool fits_tma(Tensor const& t) {
-  constexpr int kAlignment = 16;
-  constexpr int kElementBytes = 2;
-  if (reinterpret_cast<std::uintptr_t>(t.data) % kAlignment != 0) { return false; }
+  if (reinterpret_cast<std::uintptr_t>(t.data) % kTmaAlignment != 0) { return false; }
   for (int i = 0; i + 1 < t.rank; ++i) {
-    if (t.shape[i] > 1 && t.stride[i] * kElementBytes % kAlignment != 0) { return false; }
+    if (t.shape[i] > 1 && t.stride[i] * kElementBytes % kTmaAlignment != 0) { return false; }
   }
   return true;
 }
@@ -119,9 +138,10 @@ void set_tensors(LoadParams& load, BoxShape const& box, Problem const& problem, 
   // Without keys there is nothing to load, and no tensor to describe.
   Batched const k(args.k);
   if (k.extent(0) > 0 && k.extent(1) > 0) {
+    auto const map = paged ? page_map : key_map;
     int const keys = paged ? load.pages.box_keys : box.tile.keys;
-    load.k = make_tensor_map({args.k.data, dtype, key_map(k, box.tile.head_dim, keys)});
-    load.v = make_tensor_map({args.v.data, dtype, key_map(Batched(args.v), box.tile.head_dim_v, keys)});
+    load.k = make_tensor_map(map(args.k, dtype, box.tile.head_dim, keys));
+    load.v = make_tensor_map(map(args.v, dtype, box.tile.head_dim_v, keys));
   }
 }
 

@@ -10,6 +10,7 @@
 #include "kernels/params.h"
 #include "kernels/schedule.h"
 #include "kernels/sequences.h"
+#include "kernels/tile_geometry.h"
 
 namespace hopper_attention {
 
@@ -44,28 +45,37 @@ class EarlyPrefetch {
     for (int i = lane; i * box_keys < kKeys; i += 32) {
       int const key = sequence.len.k - 1 - i * box_keys;
       if (key < 0) { return; }
-      int place = sequence.k_row + (paged ? key : max_of(0, key - box_keys + 1));
-      int batch_or_page = sequence.k_batch;
-      if (paged) {
-        int const index = pages.size.quotient(place);
-        if (index >= pages.width) { return; }
-        batch_or_page = HintLoad::load(pages.table + batch * pages.stride + index);
-        place = pages.size.remainder(place) & ~(box_keys - 1);
-        if (batch_or_page < 0 || batch_or_page >= pages.pages) { continue; }
+      if (!paged) {
+        int const first = max_of(0, key - box_keys + 1);
+        ClippedBox const box(sequence.k_row + first, key + 1 - first, box_keys);
+        fetch_columns([&](CUtensorMap const& map,
+                          int c) { SM90_TMA_LOAD_5D::PREFETCH::copy(&map, c, box.y, box.x, head_k, sequence.k_batch); },
+                      params.load);
+        continue;
       }
-      CUTE_NO_UNROLL
-      for (int c = 0; c < Traits::kHeadDim; c += Traits::kSlabColumns) {
-        SM90_TMA_LOAD_4D::PREFETCH::copy(&params.load.k, c, place, head_k, batch_or_page);
-      }
-      CUTE_NO_UNROLL
-      for (int c = 0; c < Traits::kHeadDimV; c += Traits::kSlabColumnsV) {
-        SM90_TMA_LOAD_4D::PREFETCH::copy(&params.load.v, c, place, head_k, batch_or_page);
-      }
+      int const place = sequence.k_row + key;
+      int const index = pages.size.quotient(place);
+      if (index >= pages.width) { return; }
+      int const page = HintLoad::load(pages.table + batch * pages.stride + index);
+      int const row = pages.size.remainder(place) & ~(box_keys - 1);
+      if (page < 0 || page >= pages.pages) { continue; }
+      fetch_columns(
+          [&](CUtensorMap const& map, int c) { SM90_TMA_LOAD_4D::PREFETCH::copy(&map, c, row, head_k, page); },
+          params.load);
     }
   }
 
  private:
   static constexpr int kKeys = Traits::kStages / 2 * Traits::kKeys;  // as many as the ring takes
+
+  // Calls `fetch_slab(map, column)` for each column slab of K and of V.
+  template <class FetchSlab>
+  __device__ __forceinline__ static void fetch_columns(FetchSlab fetch_slab, LoadParams const& load) {
+    CUTE_NO_UNROLL
+    for (int c = 0; c < Traits::kHeadDim; c += Traits::kSlabColumns) { fetch_slab(load.k, c); }
+    CUTE_NO_UNROLL
+    for (int c = 0; c < Traits::kHeadDimV; c += Traits::kSlabColumnsV) { fetch_slab(load.v, c); }
+  }
 };
 
 }  // namespace hopper_attention

@@ -41,8 +41,9 @@ struct PageParams {
 
 struct LoadParams {
   CUtensorMap q;  // (D, packed heads, Sq, head groups, B), box (64, packed heads, queries per slab, 1, 1)
-  CUtensorMap
-      k;  // (D, Sk, Hk, B), box (64, keys of a block, 1, 1); pages: (D, page size, Hk, pages), box (64, box keys, 1, 1)
+  // (D, Sk + 1, keys of a block, Hk, B), box (64, 1, keys, 1, 1), see ClippedBox; pages: (D, page size, Hk, pages), box
+  // (64, box keys, 1, 1)
+  CUtensorMap k;
   CUtensorMap v;  // the same with Dv
   PageParams pages;
   FastDivmod groups_per_head_k;  // head groups that read one K/V head

@@ -48,6 +48,19 @@ inline Packing make_packing(int heads, int rows = kSlabRows) {
   return {FastDivmod(heads), rows / heads, FastDivmod(rows / heads)};
 }
 
+// A box of K or V that leaves out the rows behind those that are wanted. Tensor maps have each row of the tensor `keys`
+// times, as many as a box has rows: (y, x) with x < keys is row y + x - keys. The box begins at x; what lies past x =
+// keys is outside the map and arrives as zeros, without being read. (Triton's ragged descriptors have rows twice for
+// the same reason.)
+struct ClippedBox {
+  int y;
+  int x;
+
+  // Of `keys` rows from `first` on; `wanted` of them, at least 1, may be more than there are.
+  HA_HOST_DEVICE constexpr ClippedBox(int first, int wanted, int keys)
+      : y(first + min_of(wanted, keys)), x(keys - min_of(wanted, keys)) {}
+};
+
 // Queries [first, last].
 struct QueryRange {
   int first;

@@ -72,7 +72,7 @@ struct TmaLoader {
         ++write;
       }
       if (n + 1 < range.end) {
-        uint64_t& arrival = take_v_slot(work, n + 1, write);
+        uint64_t& arrival = take_slot(write, shared.full[write.slot], Traits::kBytesV);
         load_block<Traits::kHeadDimV, Traits::kSlabColumnsV>(params.v, arrival, write, work, n + 1);
         ++write;
       }
@@ -90,15 +90,12 @@ struct TmaLoader {
     }
   }
 
-  // Zeroes the rows of V outside the keys that the tile sees: their probabilities are 0, but 0 x NaN is NaN. Called by
-  // one warp, which walks the ring beside the loading warp; with pages it loads the values as well.
-  __device__ __forceinline__ void finish_values(TileWork const& work, State& read, uint32_t& landed_phases) const {
+  // With pages: loads V and zeroes its rows outside the keys that the tile sees, since their probabilities are 0, but
+  // 0 x NaN is NaN. By one warp, which walks the ring beside the one that loads K.
+  __device__ __forceinline__ void load_paged_values(TileWork const& work, State& read, uint32_t& landed_phases) const {
+    if (!paged()) { return; }
     BlockRange const range = work.range;
-    ++read;  // K of the last block
-    if (!paged()) {
-      for (int n = range.end - 1; n >= range.begin; --n) { hide(work, n, read, landed_phases); }
-      return;
-    }
+    ++read;               // K of the last block
     State hidden = read;  // how far rows are hidden, behind the loads
     State last = read;    // V of the last block
     int to_hide = range.end - 1;
@@ -110,7 +107,7 @@ struct TmaLoader {
       while (to_hide > n && !__all_sync(0xffffffff, test_barrier(shared.empty[read.slot], read.phase ^ 1))) {
         hide(work, to_hide--, hidden, landed_phases);
       }
-      uint64_t& arrival = take_v_slot(work, n, read);
+      uint64_t& arrival = take_paged_v_slot(work, n, read);
       boxes.reach(n);
       load_boxes<Traits::kHeadDimV, Traits::kSlabColumnsV>(params.v, arrival, read, work.head_k, boxes);
       last = read;
@@ -154,7 +151,7 @@ struct TmaLoader {
   __device__ __forceinline__ uint64_t& take_k_slot(State const& write) const {
     return take_slot(write, shared.full[write.slot], Traits::kBytesK);
   }
-  __device__ __forceinline__ uint64_t& take_v_slot(TileWork const& work, int n, State const& write) const {
+  __device__ __forceinline__ uint64_t& take_paged_v_slot(TileWork const& work, int n, State const& write) const {
     bool const hides = work.hides_rows(n, Traits::kKeys);
     return take_slot(write, hides ? shared.landed[write.slot] : shared.full[write.slot], Traits::kBytesV);
   }
@@ -165,16 +162,19 @@ struct TmaLoader {
     return arrival;
   }
 
-  // Block n into a ring slot, column slab by column slab: a box of all keys each.
+  // Block n into a ring slot, column slab by column slab: a box of all keys each. Those behind the
+  // last one that the tile sees arrive as zeros: their probabilities are 0, but 0 x NaN is NaN. None lies before the
+  // first one, where block 0 begins.
   template <int kColumns, int kSlabColumns>
   __device__ __forceinline__ void load_block(CUtensorMap const& map, uint64_t& arrival, State const& write,
                                              TileWork const& work, int n) const {
     if (lane != kActingLane) { return; }
     Element* const slot = shared.ring[write.slot];
-    int const place = work.sequence.k_row + work.first_key(n, Traits::kKeys);
+    int const first = work.first_key(n, Traits::kKeys);
+    ClippedBox const box(work.sequence.k_row + first, work.range.keys.end - first, Traits::kKeys);
     CUTE_UNROLL
     for (int c = 0; c < kColumns; c += kSlabColumns) {
-      SM90_TMA_LOAD_4D::copy(&map, &arrival, kHintKeys, slot + c * Traits::kKeys, c, place, work.head_k,
+      SM90_TMA_LOAD_5D::copy(&map, &arrival, kHintKeys, slot + c * Traits::kKeys, c, box.y, box.x, work.head_k,
                              work.sequence.k_batch);
     }
   }
