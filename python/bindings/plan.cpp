@@ -124,7 +124,10 @@ Plan make_plan(DeviceInfo const& device, std::string const& dtype, std::int64_t 
   if (has_metadata) { options.scheduler_metadata = given; }
   Problem problem = make_problem(shape, options);
   if (total_q) { problem.total_q = static_cast<int>(std::min<std::int64_t>(*total_q, problem.total_q)); }
-  if (total_k && total_q && page_size == 0 && !ragged) { problem.keys_known = *total_k >= batch * seqlen_k; }
+  if (total_k && total_q && page_size == 0) {
+    problem.total_k = static_cast<int>(std::clamp<std::int64_t>(*total_k, 0, kMaxRows));
+    problem.keys_known = !ragged && *total_k >= batch * seqlen_k;
+  }
   Plan made = hopper_attention::plan(problem, device);
   if (rotary) {
     std::int64_t const query_bytes = std::min(total_q.value_or(batch * seqlen_q), kMaxRows) * heads_q * head_dim * 2;

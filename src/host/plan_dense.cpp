@@ -266,6 +266,10 @@ void run_whole_tiles(PlanRequest const& request, Plan& plan, TileConfig const& t
 
 }  // namespace
 
+double us_of_sequence(PlanRequest const& request, TileRow const& row, int packed_heads) {
+  return candidate(request, row, packed_heads).us;
+}
+
 void plan_alike(PlanRequest const& request, Plan& plan, PrefillChoice const& prefill) {
   TileRow const& row = request.tile_row(prefill.use);
   run_whole_tiles(request, plan, row.tile, choose_tile(request, plan, {&measured_row(row)}));

@@ -10,11 +10,11 @@ namespace hopper_attention {
 namespace {
 
 // A sequence of the decode kernel is one tile; of the others each may end with a tile that is not full, and resized
-// ones may be one more.
-std::int64_t most_tiles_of_group(Problem const& problem, KernelFamily family, TileShape const& shape, bool resized) {
+// ones may be one more. `queries`: of a tile, and of one that metadata count.
+std::int64_t most_tiles_of_group(Problem const& problem, KernelFamily family, int queries, bool resized) {
   if (family == KernelFamily::kDecode) { return problem.batch; }
-  std::int64_t const full = problem.packed_q ? problem.total_q / shape.queries + problem.batch
-                                             : std::int64_t{problem.batch} * ceil_div(problem.seqlen_q, shape.queries);
+  std::int64_t const full = problem.packed_q ? problem.total_q / queries + problem.batch
+                                             : std::int64_t{problem.batch} * ceil_div(problem.seqlen_q, queries);
   return full + (resized ? problem.batch : 0);
 }
 
@@ -104,8 +104,10 @@ KernelPlan& choose_kernel(PlanRequest const& request, Plan& plan, TileUse use, b
   }
   KernelPlan kernel{family, row->tile, request.most_ctas(row->tile), threads_of(row->tile)};
   TileShape const shape = tile_shape(kernel.tile, plan.packed_heads, plan.fixed_splits);
-  bool const resized = problem.ragged && use == TileUse::kSmallGrid;
-  kernel.most_tiles = most_tiles_of_group(problem, family, shape, resized) * (problem.heads_q / plan.packed_heads);
+  bool const resized = problem.ragged && (use == TileUse::kSmallGrid || use == TileUse::kShort);
+  int const counted = tile_shape(request.tile_row(TileUse::kRagged).tile, plan.packed_heads, false).queries;
+  int const queries = resized ? min_of(shape.queries, counted) : shape.queries;
+  kernel.most_tiles = most_tiles_of_group(problem, family, queries, resized) * (problem.heads_q / plan.packed_heads);
   require(kernel.most_tiles <= kMaxTiles, "q: the problem has up to ", kernel.most_tiles, " tiles, at most ", kMaxTiles,
           " are possible; split the batch");
 

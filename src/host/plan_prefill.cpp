@@ -49,15 +49,30 @@ double us_of_chunks(PlanRequest const& request, double keys) {
   return rounds * us_of_tile(row, keys) + kWorthCutting * measured_row(row).cost.block * 1e-3;
 }
 
-// Tiles of fewer rows for grids that those of kRagged leave idle; nullptr if there are none or they must not be taken.
-TileRow const* small_row(PlanRequest const& request, TileUse use) {
+// Of a use that a head dim need not have; nullptr if it has none or it must not be taken.
+TileRow const* special_row(PlanRequest const& request, TileUse use) {
   Problem const& problem = request.problem;
-  TileConfig const& large = request.tile_row(TileUse::kRagged).tile;
-  TileRow const* const small = find_tile(problem.head_dim, problem.head_dim_v, use);
-  bool const fits =
-      small != nullptr && small->tile.head_dim == large.head_dim && small->tile.head_dim_v == large.head_dim_v;
+  TileConfig const& usual = request.tile_row(TileUse::kRagged).tile;
+  TileRow const* const row = find_tile(problem.head_dim, problem.head_dim_v, use);
+  bool const fits = row != nullptr && row->tile.head_dim == usual.head_dim && row->tile.head_dim_v == usual.head_dim_v;
   bool const taken = fits && problem.softcap == 0.0F && !problem.batch_invariant && request.forced.num_splits < 2;
-  return taken && request.allows(small->tile) ? small : nullptr;
+  return taken && request.allows(row->tile) ? row : nullptr;
+}
+
+// Whether tiles of kShort end sooner than those of kWhole. What sequences have is not known: they count as if all had
+// as many queries and keys as in the mean, which does not depend on max_seqlen_q.
+bool short_tiles_end_sooner(PlanRequest const& request, TileRow const& narrow) {
+  TileRow const& wide = request.tile_row(TileUse::kWhole);
+  if (request.forces_tile()) { return !request.allows(wide.tile); }
+  if (!request.problem.packed_q || request.problem.total_k == 0) { return false; }
+  Problem mean = request.problem;
+  mean.seqlen_q = ceil_div(mean.total_q, max_of(1, mean.batch));
+  mean.seqlen_k = ceil_div(mean.total_k, max_of(1, mean.batch));
+  PlanRequest const of_mean{mean, request.device, request.forced};
+  auto const us = [&](TileRow const& row) {
+    return us_of_sequence(of_mean, measured_row(row), request.scheduled_packing());
+  };
+  return us(narrow) < us(wide);
 }
 
 // Whether whole tiles of kSmallGrid end sooner than those of kRagged, whole or in chunks, which may leave many SMs idle
@@ -92,7 +107,7 @@ PrefillChoice choose_equal_parts(PlanRequest const& request, PrefillChoice const
   }
   least_us = std::min(least_us, us_of_whole_tiles(request, request.tile_row(otherwise.use)));
   PrefillChoice best = otherwise;
-  for (TileRow const* const row : {&large, small_row(request, TileUse::kSmallParts)}) {
+  for (TileRow const* const row : {&large, special_row(request, TileUse::kSmallParts)}) {
     if (row == nullptr) { continue; }
     std::int64_t const blocks = ceil_div<std::int64_t>(keys_of_full_tile(request, row->tile), row->tile.keys);
     std::int64_t parts = std::min(
@@ -157,7 +172,11 @@ PrefillChoice choose_prefill(PlanRequest const& request) {
   bool const with_pages = problem.keys == KeyLayout::kPaged;
   PrefillChoice choice{may_split || with_pages ? TileUse::kRagged : TileUse::kWhole, may_split};
   if (request.many_use() == TileUse::kCapped) { choice.use = TileUse::kCapped; }
-  TileRow const* const small = small_row(request, TileUse::kSmallGrid);
+  // Not where tiles may be cut, which depends on max_seqlen_q.
+  bool const whole = choice.use == TileUse::kWhole && !asks_for_splits;
+  TileRow const* const narrow = whole ? special_row(request, TileUse::kShort) : nullptr;
+  if (narrow != nullptr && short_tiles_end_sooner(request, *narrow)) { choice.use = narrow->use; }
+  TileRow const* const small = special_row(request, TileUse::kSmallGrid);
   // Not `may_split`, which depends on max_seqlen_q.
   if (small != nullptr && small_tiles_end_sooner(request, *small, asks_for_splits)) { choice = {small->use, false}; }
   return asks_for_splits ? choose_equal_parts(request, choice) : choice;

@@ -84,6 +84,8 @@ struct PrefillChoice {
 // plan_dense.cpp: a tile follows from its index. plan_alike: with lengths on the device that cannot but be the same;
 // the tile is that of other lengths.
 void plan_dense(PlanRequest const& request, Plan& plan);
+// Of an SM, for a sequence of the problem, with its share of the time that SMs are idle.
+double us_of_sequence(PlanRequest const& request, TileRow const& row, int packed_heads);
 void plan_alike(PlanRequest const& request, Plan& plan, PrefillChoice const& prefill);
 
 // plan_clusters.cpp: thread blocks that share each tile of few queries; 0: not so. The plan has it in `cluster`, and in

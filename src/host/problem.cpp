@@ -130,6 +130,7 @@ Problem make_problem(ProblemShape const& shape, Arguments const& options, std::i
       .seqlen_q = static_cast<int>(shape.seqlen_q),
       .seqlen_k = static_cast<int>(shape.seqlen_k),
       .total_q = static_cast<int>(total_q),
+      .total_k = options.cu_seqlens_k.given() ? static_cast<int>(std::clamp<std::int64_t>(total_k, 0, kMaxRows)) : 0,
       .ragged = ragged,
       .packed_q = packed_q,
       .seqused_q = options.seqused_q.given(),

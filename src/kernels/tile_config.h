@@ -14,10 +14,21 @@ namespace hopper_attention {
 // grids so small that the longest tile is what they wait for. Where lengths are on the device, there is one
 // tile for many queries, one for few and one for those that 16 rows hold; the blocks of the last two have as many keys,
 // since schedules count them together. Tiles of kRagged that are never cut, of keys without pages, have kernels of
-// their own. So have tiles of fewer rows, for calls in which those of kRagged would leave SMs idle: kSmallGrid, which
-// are never cut, and kSmallParts, of which all are in as many parts. Schedules count the tiles of kRagged all the same.
+// their own, kWhole, and kShort where sequences are short in the mean. So have tiles of fewer rows, for calls in which
+// those of kRagged would leave SMs idle: kSmallGrid, which are never cut, and kSmallParts, of which all are in as many
+// parts. Schedules count the tiles of kRagged all the same.
 // Softcap for many queries, in dense calls too, has kernels of its own with the tiles of kRagged.
-enum class TileUse : std::uint8_t { kDense, kRagged, kWhole, kSmallGrid, kSmallParts, kCapped, kDecode, kFewRows };
+enum class TileUse : std::uint8_t {
+  kDense,
+  kRagged,
+  kWhole,
+  kShort,
+  kSmallGrid,
+  kSmallParts,
+  kCapped,
+  kDecode,
+  kFewRows
+};
 
 constexpr Calls calls_of(TileUse use) {
   switch (use) {
@@ -29,6 +40,7 @@ constexpr Calls calls_of(TileUse use) {
     case TileUse::kSmallGrid:
       return Calls::kUncut;
     case TileUse::kWhole:
+    case TileUse::kShort:
       return Calls::kWhole;
     case TileUse::kCapped:
       return Calls::kCapped;
@@ -112,6 +124,8 @@ inline constexpr std::array kTiles{
     TileRow{TileUse::kWhole, {128, 112, 192, 128, 4}, "as where tiles are cut"},
     TileRow{TileUse::kWhole, {128, 112, 192, 192, 4}, "as where tiles are cut"},
     TileRow{TileUse::kWhole, {128, 80, 256, 256, 4}, "as where tiles are cut"},
+    TileRow{TileUse::kShort, {256, 64, 64, 64, 12}, "four warpgroups for sequences that are short in the mean"},
+    TileRow{TileUse::kShort, {192, 64, 128, 128, 8}, "narrow blocks for sequences that are short in the mean"},
     TileRow{TileUse::kSmallGrid,
             {128, 128, 128, 128, 5},
             "fewer rows, so that more SMs have a tile: two thirds of the rows of 192x80 in two thirds of the time",

@@ -267,6 +267,24 @@ TEST_CASE("query_range: every query in one slab of one tile, and the first tile 
   }
 }
 
+TEST_CASE("clipped box: the rows that are wanted, then zeros, and no row of the tensor map lies outside the tensor") {
+  constexpr int kRows = 40;  // of the tensor
+  for (int const keys : {8, 16, 64, 80}) {
+    for (int first = 0; first < kRows; ++first) {
+      for (int wanted = 1; wanted <= kRows - first + 3; ++wanted) {
+        if (first + std::min(wanted, keys) > kRows) { continue; }  // sequences end inside their tensor
+        ClippedBox const box(first, wanted, keys);
+        REQUIRE((box.y >= 0 && box.y < kRows + 1 && box.x >= 0));  // of (rows + 1, keys)
+        for (int i = 0; i < keys; ++i) {
+          bool const arrives = box.x + i < keys;
+          REQUIRE(arrives == (i < wanted));
+          if (arrives) { REQUIRE(box.y + box.x + i - keys == first + i); }
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("block_range: blocks that must not cross a page begin at a multiple of its boxes in memory") {
   std::mt19937 random(7);
   auto const up_to = [&random](int low, int high) { return std::uniform_int_distribution<int>(low, high)(random); };

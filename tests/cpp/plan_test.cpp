@@ -624,10 +624,46 @@ TEST_CASE("plan: few rows take tiles of fewer rows, which keep more SMs busy, wh
   CHECK(tile_of(p) == "192x80 packed");
 }
 
+TEST_CASE("plan: packed sequences that are short in the mean take tiles for them, whatever their bounds are") {
+  auto const packed = [](int head_dim, int batch, int mean, int bound) {
+    Problem p = ragged(bound, bound, head_dim, batch);
+    p.packed_q = true;
+    p.keys = KeyLayout::kVarlen;
+    p.total_q = p.total_k = batch * mean;
+    p.mask.right = 0;
+    return p;
+  };
+  for (int const bound : {512, 600, 9000}) {
+    CAPTURE(bound);
+    CHECK(tile_of(packed(64, 32, 512, bound)) == "256x64 packed");
+    CHECK(tile_of(packed(128, 32, 512, bound)) == "192x64 packed");
+    CHECK(tile_of(packed(64, 4, 8000, bound)) == "192x128 packed");
+    CHECK(tile_of(packed(128, 4, 8000, bound)) == "192x80 packed");
+    // Few queries of each sequence on many keys.
+    Problem p = packed(128, 32, 512, bound);
+    p.total_k = 32 * 16'000;
+    CHECK(tile_of(p) == "192x80 packed");
+    p.total_k = 0;  // not known
+    CHECK(tile_of(p) == "192x80 packed");
+    // A tile that depended on the other sequences.
+    p = packed(128, 32, 512, bound);
+    p.batch_invariant = true;
+    CHECK(tile_of(p) == "192x80 packed");
+    p.batch_invariant = false;
+    p.num_splits = 0;  // whether tiles are cut depends on the bound
+    CHECK(tile_of(p) == "192x80 packed");
+  }
+  CHECK(tile_of(packed(96, 32, 512, 512)) == "128x128 packed");  // it has no other
+  Problem p = packed(64, 32, 512, 512);
+  p.softcap = 30.0F;
+  CHECK(tile_of(p) == "192x128 packed");
+}
+
 TEST_CASE("plan: no bound on the queries changes the tile of a packed q") {
   std::mt19937 random(7);
   auto const pick = [&](std::initializer_list<int> of) { return of.begin()[random() % of.size()]; };
   int small = 0;
+  int narrow = 0;
   for (int i = 0; i < 20'000; ++i) {
     int const batch = pick({1, 1, 2, 7, 40});
     Problem p = ragged(70, pick({300, 2000, 8192, 32'768}), 128, batch);
@@ -636,23 +672,27 @@ TEST_CASE("plan: no bound on the queries changes the tile of a packed q") {
     p.packed_q = true;
     p.total_q = 1 + static_cast<std::int64_t>(random() % 5000);
     p.keys = random() % 2 == 0 ? KeyLayout::kPaged : KeyLayout::kVarlen;
+    if (p.keys == KeyLayout::kVarlen) { p.total_k = 1 + static_cast<int>(random() % 50'000); }
     p.num_splits = pick({0, 1, 3});
     p.mask.left = pick({kUnlimited, kUnlimited, 128, 1000});
     p.mask.right = pick({kUnlimited, 0, 0, 50});
-    auto const rows = [&](int bound) {
+    auto const tile = [&](int bound) {
       p.seqlen_q = bound;
-      return plan(p, card(132)).kernels.front().tile.rows;
+      TileConfig const of_bound = plan(p, card(132)).kernels.front().tile;
+      return std::pair{of_bound.rows, of_bound.keys};
     };
     int const shortest =
         64 / scheduled_packing(p.heads_q, p.heads_k) + 1;  // a bound that few queries fit in is a class
-    int const first = rows(shortest);
+    auto const first = tile(shortest);
     CAPTURE(plan(p, card(132)).explain());
     for (int const bound : {shortest + 3, 300, 2048, static_cast<int>(p.total_q), 20'000}) {
-      if (bound >= shortest) { CHECK(rows(bound) == first); }
+      if (bound >= shortest) { CHECK(tile(bound) == first); }
     }
-    small += first == 128;
+    small += first.first == 128;
+    narrow += first.second == 64;
   }
   CHECK(small > 1000);
+  CHECK(narrow > 300);
 }
 
 TEST_CASE("plan: tiles of a ragged call with many rows follow from the head dims and the class alone") {
