@@ -42,6 +42,14 @@ class Batched {
   int absent_;
 };
 
+// The stride of a single row says nothing.
+std::uint64_t row_stride(Batched const& t) { return t.extent(1) > 1 ? t.stride(1) : kTmaAlignment / kElementBytes; }
+
+// What lies `rows` before a tensor, where the maps of boxes that may be clipped begin; never read or written.
+void* before(Tensor const& t, std::uint64_t rows, std::uint64_t row) {
+  return reinterpret_cast<void*>(reinterpret_cast<std::uintptr_t>(t.data) - rows * row * kElementBytes);
+}
+
 // q or out as (D, packed heads, S, head groups, B), in boxes of one slab with `queries` queries.
 TensorMapShape query_map(Batched const& t, int tile_head_dim, int packed_heads, int queries) {
   auto const heads = static_cast<std::uint64_t>(packed_heads);
@@ -49,6 +57,26 @@ TensorMapShape query_map(Batched const& t, int tile_head_dim, int packed_heads, 
           .stride = {1, t.stride(2), t.stride(1), t.stride(2) * heads, t.stride(0)},
           .box = {static_cast<std::uint32_t>(slab_columns(tile_head_dim)), static_cast<std::uint32_t>(heads),
                   static_cast<std::uint32_t>(queries), 1, 1}};
+}
+
+// Whether the rows of all batches are as far from each other as those of one.
+bool in_one_dim(Batched const& t) {
+  return t.extent(0) == 1 || (t.extent(1) > 1 && t.stride(0) == t.extent(1) * t.stride(1));
+}
+
+// out that is in_one_dim() in boxes of one slab that may be clipped: (D, packed heads, B * S + 1, queries, head
+// groups), see ClippedBox.
+TensorMapKey clipped_query_map(Tensor const& tensor, DataType dtype, int tile_head_dim, int packed_heads, int queries) {
+  Batched const t(tensor);
+  auto const heads = static_cast<std::uint64_t>(packed_heads);
+  auto const rows = static_cast<std::uint64_t>(queries);
+  std::uint64_t const row = row_stride(t);
+  return {before(tensor, rows, row),
+          dtype,
+          {.extent = {t.extent(3), heads, t.extent(0) * t.extent(1) + 1, rows, t.extent(2) / heads},
+           .stride = {1, t.stride(2), row, row, t.stride(2) * heads},
+           .box = {static_cast<std::uint32_t>(slab_columns(tile_head_dim)), static_cast<std::uint32_t>(heads), 1,
+                   static_cast<std::uint32_t>(queries), 1}}};
 }
 
 // k or v, (pages, page size, H, D), as (D, page size, H, pages), in boxes of `keys`.
@@ -67,11 +95,9 @@ TensorMapKey page_map(Tensor const& t, DataType dtype, int tile_head_dim, int ke
 // k or v in boxes of `keys` that may be clipped: (D, S + 1, keys, H, B), see ClippedBox.
 TensorMapKey key_map(Tensor const& tensor, DataType dtype, int tile_head_dim, int keys) {
   Batched const t(tensor);
-  std::uint64_t const row =
-      t.extent(1) > 1 ? t.stride(1) : kTmaAlignment / kElementBytes;                     // of one row it says nothing
-  std::uintptr_t const before = static_cast<std::uint64_t>(keys) * row * kElementBytes;  // never read
+  std::uint64_t const row = row_stride(t);
   return {
-      reinterpret_cast<void*>(reinterpret_cast<std::uintptr_t>(tensor.data) - before),
+      before(tensor, static_cast<std::uint64_t>(keys), row),
       dtype,
       {.extent = {t.extent(3), t.extent(1) + 1, static_cast<std::uint64_t>(keys), t.extent(2), t.extent(0)},
        .stride = {1, row, row, t.stride(2), t.stride(0)},
@@ -164,11 +190,14 @@ void set_tensors(ResultParams& results, Problem const& problem, Arguments const&
 void set_tensors(EpilogueParams& epilogue, BoxShape const& box, Problem const& problem, Arguments const& args) {
   set_tensors(static_cast<ResultParams&>(epilogue), problem, args);
   epilogue.out_by_tma = fits_tma(args.out);
-  if (epilogue.out_by_tma) {
-    epilogue.out_map =
-        make_tensor_map({args.out.data, args.q.dtype,
-                         query_map(Batched(args.out), box.tile.head_dim_v, box.packed_heads, box.queries)});
-  }
+  if (!epilogue.out_by_tma) { return; }
+  Batched const out(args.out);
+  DataType const dtype = args.q.dtype;
+  epilogue.in_one_dim = in_one_dim(out);
+  epilogue.out_map = make_tensor_map(
+      epilogue.in_one_dim
+          ? clipped_query_map(args.out, dtype, box.tile.head_dim_v, box.packed_heads, box.queries)
+          : TensorMapKey{args.out.data, dtype, query_map(out, box.tile.head_dim_v, box.packed_heads, box.queries)});
 }
 
 // The workspace: the schedule if this call makes it, then the partial results of each kernel.

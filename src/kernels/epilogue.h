@@ -178,7 +178,7 @@ struct CollectiveEpilogue {
     }
   }
 
-  // Through shared memory: a slab whose rows all exist by TMA, the others row by row.
+  // Through shared memory by TMA; row by row where it cannot, or would write rows that belong to others.
   template <class Output>
   __device__ __forceinline__ void store_rows(TileWork const& work, ThreadRows const& rows, Element* slab,
                                              Output& tOrO) const {
@@ -195,14 +195,17 @@ struct CollectiveEpilogue {
     tma_store_fence();
     sync_warpgroup(warpgroup);
     int const queries = work.queries.last + 1 - rows.first_query;
-    bool const all_exist = queries >= params.packing.queries_per_slab;
+    int const all = params.packing.queries_per_slab;
     // A slab with only some of its queries is the last of its sequence.
-    if (p.out_by_tma && (all_exist || (p.clip_by_tma && queries > 0))) {
+    if (p.out_by_tma && (queries >= all || ((p.in_one_dim || p.clip_by_tma) && queries > 0))) {
       if (thread == 0) {
+        int const batch = work.sequence.q_batch;
+        int const row = work.sequence.q_row + rows.first_query;
+        ClippedBox const box(batch * p.rows + row, queries, all);
         CUTE_UNROLL
         for (int c = 0; c < Traits::kHeadDimV; c += Traits::kSlabColumnsV) {
-          SM90_TMA_STORE_5D::copy(&p.out_map, slab + c * kSlabRows, c, 0, work.sequence.q_row + rows.first_query,
-                                  work.head, work.sequence.q_batch);
+          SM90_TMA_STORE_5D::copy(&p.out_map, slab + c * kSlabRows, c, 0, p.in_one_dim ? box.y : row,
+                                  p.in_one_dim ? box.x : work.head, p.in_one_dim ? work.head : batch);
         }
         tma_store_arrive();
       }

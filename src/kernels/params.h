@@ -76,9 +76,12 @@ struct ResultParams {
 };
 
 struct EpilogueParams : ResultParams {
-  CUtensorMap out_map;  // as q, with Dv; used when out_by_tma
-  bool out_by_tma;      // base and strides are multiples of 16 bytes
-  bool clip_by_tma;     // rows past a sequence are past the tensor, too: TMA leaves them out
+  // Used when out_by_tma: as q, with Dv; in_one_dim: (Dv, packed heads, B * Sq + 1, queries per slab, head groups), box
+  // (64, packed heads, 1, queries per slab, 1), see ClippedBox.
+  CUtensorMap out_map;
+  bool out_by_tma;   // base and strides are multiples of 16 bytes
+  bool in_one_dim;   // the rows of all batches are
+  bool clip_by_tma;  // rows past a sequence are past the tensor, too: TMA leaves them out
   PartialParams partial;
 };
 
