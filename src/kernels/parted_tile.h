@@ -3,6 +3,7 @@
 
 #include "kernels/host_device.h"
 #include "kernels/split_combine_params.h"
+#include "kernels/work_item.h"
 #include "kernels/work_source.h"
 
 namespace hopper_attention {

@@ -5,6 +5,7 @@
 #include "kernels/params.h"
 #include "kernels/schedule.h"
 #include "kernels/tile_scheduler.h"
+#include "kernels/work_item.h"
 
 namespace hopper_attention {
 
