@@ -226,7 +226,7 @@ class ClusterMerge {
   __device__ __forceinline__ void write(TileWork const& work, OutputRow const& id, int row, int column, float top,
                                         float sum, float4 const& out) const {
     EpilogueParams const& p = params_.epilogue;
-    RowEnd end{top == -INFINITY ? 0.0F : reciprocal_approx(sum), top, sum};
+    RowEnd end = row_end(top, sum);
     if (work.slot >= 0) {
       std::int64_t const index = static_cast<std::int64_t>(work.slot) * p.partial.rows + row;
       if (row >= p.partial.rows) { return; }

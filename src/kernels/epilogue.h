@@ -76,9 +76,7 @@ struct CollectiveEpilogue {
  private:
   // The end of the thread's row r, whose sink has no part in it yet. All threads.
   __device__ __forceinline__ static RowEnd end_of_row(Softmax const& softmax, int r) {
-    float const sum = softmax.sum_of_row(r);
-    bool const seen = softmax.seen(r);
-    return {seen ? reciprocal_approx(sum) : 0.0F, seen ? softmax.exponent(r) : -INFINITY, sum};  // a division branches
+    return row_end(softmax.exponent(r), softmax.sum_of_row(r));
   }
 
   // With the sink. Writes the LSE.

@@ -182,7 +182,7 @@ struct CollectiveMainloop {
         apply_softcap<kRoomForSoftcap && !kind.kMasked ? 4 : 1>(scores, params.softmax.softcap_inner);
       }
       if constexpr (kind.kMasked) { apply_mask(scores, seen, work.first_key(n, Traits::kKeys) + rows.column); }
-      softmax.update_max(scores, bool_constant<kind.kMasked>{});
+      softmax.update_max(scores);
     };
     auto const convert = [&](auto& scores) __attribute__((always_inline)) {
       cute::Tensor steps = operand_view(scores);

@@ -29,13 +29,14 @@ __device__ __forceinline__ OutputRow output_row(AttentionParams const& params, T
 }
 
 // What a part of a tile leaves of a row: its O is to be multiplied by 2^exponent, as `sum`, the sum of its
-// probabilities. The exponent is -inf where the part has no key that the row sees.
+// probabilities. The exponent is -inf where the row sees no key of the part, or scores of -inf alone.
 struct PartEnd {
   float exponent;
   float sum;
 };
 
-// A row of softmax as exponents of 2: its terms are 2^exponent times `sum`; exponent is -inf where it saw no key.
+// A row of softmax as exponents of 2: its terms are 2^exponent times `sum`; exponent is -inf where it saw no key, or
+// scores of -inf alone.
 struct RowEnd {
   float scale;  // what the row's O is to be multiplied by
   float exponent;
@@ -49,12 +50,21 @@ struct RowEnd {
   }
 };
 
+// The exponent of a row whose maximum gives `exponent`. Without keys it is -inf, as the maximum, and the sum 0; where
+// all scores are NaN, which is no maximum, the sum is NaN, and so is the row.
+__device__ __forceinline__ float exponent_with(float exponent, float sum) {
+  return exponent == -INFINITY ? sum - INFINITY : exponent;
+}
+__device__ __forceinline__ RowEnd row_end(float exponent, float sum) {
+  return {exponent == -INFINITY ? sum : reciprocal_approx(sum), exponent_with(exponent, sum), sum};
+}
+
 // A row with the sink of its query head in the denominator: without keys 0 and the sink, and -inf as LSE where the sink
 // is that. Exact also where the sink leaves next to nothing of the row: approximations that flush to zero lose results
 // below 2^-126, which bf16 can hold.
 __device__ __forceinline__ RowEnd end_row(float exponent, float sum, float sink) {
   float const top = fmaxf(exponent, sink);
-  if (top == -INFINITY) { return {0.0F, -INFINITY, 0.0F}; }
+  if (top == -INFINITY) { return row_end(exponent, sum); }
   float const shrink = exp2f(exponent - top);
   sum = sum * shrink + exp2f(sink - top);
   return {shrink / sum, top, sum};

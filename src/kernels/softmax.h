@@ -4,6 +4,8 @@
 // accumulator), with the scale folded into exponents of 2 and the row sum reduced over the quad once, at the end.
 #pragma once
 
+#include <limits>
+
 #include "kernels/cute.h"
 
 namespace hopper_attention {
@@ -83,7 +85,8 @@ struct OnlineSoftmax {
   float scale_log2;               // scores -> exponents of 2
   float row_max[kRowsPerThread];  // of the scores, unscaled; up to kSlack exponents of 2 below it
   float row_sum[kRowsPerThread];  // of this thread's columns
-  float offset[kRowsPerThread];   // exponent of 2 that becomes 1; 0 for a row that has seen no key: it gives 0, not NaN
+  float offset[kRowsPerThread];   // exponent of 2 that becomes 1; finite also for a row without keys: exp2(-inf + inf)
+                                  // would be NaN
   float rescale[kRowsPerThread];  // by how much the last update shrank O
 
   __device__ __forceinline__ explicit OnlineSoftmax(float scale_log2_) : scale_log2(scale_log2_) {
@@ -99,8 +102,6 @@ struct OnlineSoftmax {
   // The log2 of what row_sum and O are to be multiplied by.
   __device__ __forceinline__ float exponent(int r) const { return exponent_of(row_max[r], scale_log2, kHeadroom); }
 
-  __device__ __forceinline__ bool seen(int r) const { return row_max[r] != -INFINITY; }
-
   // Of all columns. All threads.
   __device__ __forceinline__ float sum_of_row(int r) const {
     float sum = row_sum[r];
@@ -109,9 +110,9 @@ struct OnlineSoftmax {
     return sum;
   }
 
-  // Takes a block of scores into the row maxima. `may_be_empty`: a row may have seen no key yet.
-  template <class Scores, class MayBeEmpty>
-  __device__ __forceinline__ void update_max(Scores const& scores, MayBeEmpty may_be_empty) {
+  // Takes a block of scores into the row maxima. A row may have seen no key yet, or scores of -inf or NaN alone.
+  template <class Scores>
+  __device__ __forceinline__ void update_max(Scores const& scores) {
     auto const rows = rows_view(scores);
     CUTE_UNROLL
     for (int r = 0; r < kRowsPerThread; ++r) {
@@ -125,7 +126,7 @@ struct OnlineSoftmax {
         moves = (row_max[r] - before) * scale_log2 > static_cast<float>(kSlack);  // -inf - -inf is NaN: not
         row_max[r] = moves ? row_max[r] : before;
       }
-      offset[r] = may_be_empty && row_max[r] == -INFINITY ? 0.0F : exponent(r);
+      offset[r] = fmaxf(exponent(r), -std::numeric_limits<float>::max());
       rescale[r] = moves ? exp2_approx(exponent_of(before, scale_log2, kHeadroom) - offset[r]) : 1.0F;
       row_sum[r] *= rescale[r];
     }

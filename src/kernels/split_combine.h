@@ -170,10 +170,10 @@ __global__ void __launch_bounds__(kSplitCombineThreads, kSplitCombineBlocks)
     }
     if (!exists) { continue; }
 
-    RowEnd row_end{merged.top == -INFINITY ? 0.0F : reciprocal_approx(merged.sum), merged.top, merged.sum};
+    RowEnd ended = row_end(merged.top, merged.sum);
     if (params.sinks != nullptr) {
       float const sink = sink_log2(params.sinks, params.sinks_type, tile.head * packed_heads + head);
-      row_end = end_row(row_end.exponent, row_end.sum, sink);
+      ended = end_row(ended.exponent, ended.sum, sink);
     }
     std::int64_t const offset =
         out_of_tile + (sequence.q_row + query) * params.out_stride_row + head * params.out_stride_head + lane * 4;
@@ -181,16 +181,15 @@ __global__ void __launch_bounds__(kSplitCombineThreads, kSplitCombineBlocks)
     for (int c = 0; c < kColumns; c += 4) {
       if (c * 32 + lane * 4 >= params.head_dim_v) { continue; }
       if (params.dtype == DataType::kBFloat16) {
-        store_columns(static_cast<cutlass::bfloat16_t*>(params.out) + offset + c * 32, merged.columns + c,
-                      row_end.scale);
+        store_columns(static_cast<cutlass::bfloat16_t*>(params.out) + offset + c * 32, merged.columns + c, ended.scale);
       } else {
-        store_columns(static_cast<cutlass::half_t*>(params.out) + offset + c * 32, merged.columns + c, row_end.scale);
+        store_columns(static_cast<cutlass::half_t*>(params.out) + offset + c * 32, merged.columns + c, ended.scale);
       }
     }
     if (params.lse != nullptr && lane == 0) {
       params.lse[sequence.q_batch * params.lse_stride_batch +
                  (tile.head * packed_heads + head) * params.lse_stride_head + sequence.q_row + query] =
-          row_end.lse() * kLn2;
+          ended.lse() * kLn2;
     }
   }
 }

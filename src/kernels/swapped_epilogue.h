@@ -33,7 +33,7 @@ struct SwappedEpilogue {
     EpilogueParams const& p = params.epilogue;
     RowEnd ends[kColumnsPerThread];
     CUTE_UNROLL
-    for (int c = 0; c < kColumnsPerThread; ++c) { ends[c] = row_end(parts[c]); }
+    for (int c = 0; c < kColumnsPerThread; ++c) { ends[c] = row_end(parts[c].exponent, parts[c].sum); }
     if (p.sinks != nullptr) {
       CUTE_UNROLL
       for (int c = 0; c < kColumnsPerThread; ++c) {
@@ -78,7 +78,7 @@ struct SwappedEpilogue {
     int const head_dim_v = params.epilogue.head_dim_v;
     RowEnd ends[kColumnsPerThread];
     CUTE_UNROLL
-    for (int c = 0; c < kColumnsPerThread; ++c) { ends[c] = row_end(parts[c]); }
+    for (int c = 0; c < kColumnsPerThread; ++c) { ends[c] = row_end(parts[c].exponent, parts[c].sum); }
     int const slot = work.slot;  // by all lanes, before some have nothing to write (kActingLane)
     asm volatile("" ::: "memory");
     sync_warpgroup(0);  // all have their ends, before the next tile's maxima take the place of these
@@ -123,10 +123,6 @@ struct SwappedEpilogue {
   static constexpr int kPieces = Traits::kHeadDimV / kPiece;  // of a row
   static constexpr int kPitch = Traits::kHeadDimV + kPiece;   // rows begin in different banks
   static_assert(Traits::kQueryRows * kPitch <= Traits::kSlabElementsO);
-
-  __device__ __forceinline__ static RowEnd row_end(PartEnd const& part) {
-    return {part.exponent == -INFINITY ? 0.0F : reciprocal_approx(part.sum), part.exponent, part.sum};
-  }
 
   __device__ __forceinline__ void write(TileWork const& work, Element const* rows) const {
     EpilogueParams const& p = params.epilogue;

@@ -67,8 +67,8 @@ class SwappedMainloop {
     across_keys(sum_, [](float a, float b) { return a + b; }, warps);
     CUTE_UNROLL
     for (int c = 0; c < kColumnsPerThread; ++c) {
-      ends[c].exponent = max_[c] == -INFINITY ? -INFINITY : exponent(max_[c]);
-      ends[c].sum = (warps[c].x + warps[c].y) + (warps[c].z + warps[c].w);
+      float const sum = (warps[c].x + warps[c].y) + (warps[c].z + warps[c].w);
+      ends[c] = {exponent_with(exponent(max_[c]), sum), sum};
     }
   }
 
