@@ -65,7 +65,7 @@ struct Problem {
   int seqlen_q = 0;  // of each sequence; where lengths are on the device, a bound
   int seqlen_k = 0;
   int total_q = 0;          // rows of q in all sequences, at most
-  int total_k = 0;          // rows of a packed k; 0: not known
+  int total_k = 0;          // rows of a packed k, where they decide something; 0: not known
   bool ragged = false;      // lengths are on the device
   bool packed_q = false;    // q is (Tq, Hq, D)
   bool seqused_q = false;   // of the rows of a sequence in q some may not count

@@ -23,8 +23,6 @@
 namespace hopper_attention {
 namespace {
 
-constexpr int kTmaAlignment = 16;  // bytes, of addresses and strides
-
 // q, k, v or out, (B, S, H, D) or (T, H, D), with the same four dims.
 class Batched {
  public:
@@ -42,14 +40,6 @@ class Batched {
   int absent_;
 };
 
-// The stride of a single row says nothing.
-std::uint64_t row_stride(Batched const& t) { return t.extent(1) > 1 ? t.stride(1) : kTmaAlignment / kElementBytes; }
-
-// What lies `rows` before a tensor, where the maps of boxes that may be clipped begin; never read or written.
-void* before(Tensor const& t, std::uint64_t rows, std::uint64_t row) {
-  return reinterpret_cast<void*>(reinterpret_cast<std::uintptr_t>(t.data) - rows * row * kElementBytes);
-}
-
 // q or out as (D, packed heads, S, head groups, B), in boxes of one slab with `queries` queries.
 TensorMapShape query_map(Batched const& t, int tile_head_dim, int packed_heads, int queries) {
   auto const heads = static_cast<std::uint64_t>(packed_heads);
@@ -60,54 +50,42 @@ TensorMapShape query_map(Batched const& t, int tile_head_dim, int packed_heads, 
 }
 
 // Whether the rows of all batches are as far from each other as those of one.
-bool in_one_dim(Batched const& t) {
+bool are_in_one_dim(Batched const& t) {
   return t.extent(0) == 1 || (t.extent(1) > 1 && t.stride(0) == t.extent(1) * t.stride(1));
 }
 
-// out that is in_one_dim() in boxes of one slab that may be clipped: (D, packed heads, B * S + 1, queries, head
-// groups), see ClippedBox.
-TensorMapKey clipped_query_map(Tensor const& tensor, DataType dtype, int tile_head_dim, int packed_heads, int queries) {
-  Batched const t(tensor);
+// out whose rows are in one dim, in boxes of one slab that may be clipped: (D, packed heads, B * S, copies, head
+// groups).
+TensorMapShape clipped_query_map(Batched const& t, int tile_head_dim, int packed_heads, int queries, int copies) {
   auto const heads = static_cast<std::uint64_t>(packed_heads);
-  auto const rows = static_cast<std::uint64_t>(queries);
-  std::uint64_t const row = row_stride(t);
-  return {before(tensor, rows, row),
-          dtype,
-          {.extent = {t.extent(3), heads, t.extent(0) * t.extent(1) + 1, rows, t.extent(2) / heads},
-           .stride = {1, t.stride(2), row, row, t.stride(2) * heads},
-           .box = {static_cast<std::uint32_t>(slab_columns(tile_head_dim)), static_cast<std::uint32_t>(heads), 1,
-                   static_cast<std::uint32_t>(queries), 1}}};
+  return {.extent = {t.extent(3), heads, t.extent(0) * t.extent(1), static_cast<std::uint64_t>(copies),
+                     t.extent(2) / heads},
+          .stride = {1, t.stride(2), t.stride(1), t.stride(1), t.stride(2) * heads},
+          .box = {static_cast<std::uint32_t>(slab_columns(tile_head_dim)), static_cast<std::uint32_t>(heads), 1,
+                  static_cast<std::uint32_t>(queries), 1}};
+}
+
+// k or v in boxes of `keys` that may be clipped: (D, S, copies, H, B).
+TensorMapShape key_map(Batched const& t, int tile_head_dim, int keys, int copies) {
+  return {.extent = {t.extent(3), t.extent(1), static_cast<std::uint64_t>(copies), t.extent(2), t.extent(0)},
+          .stride = {1, t.stride(1), t.stride(1), t.stride(2), t.stride(0)},
+          .box = {static_cast<std::uint32_t>(slab_columns(tile_head_dim)), 1, static_cast<std::uint32_t>(keys), 1, 1}};
 }
 
 // k or v, (pages, page size, H, D), as (D, page size, H, pages), in boxes of `keys`.
-TensorMapKey page_map(Tensor const& t, DataType dtype, int tile_head_dim, int keys) {
-  auto const extent = [&](int dim) { return static_cast<std::uint64_t>(t.shape[dim]); };
-  auto const stride = [&](int dim) { return static_cast<std::uint64_t>(t.stride[dim]); };
-  return {
-      t.data,
-      dtype,
-      {.rank = 4,
-       .extent = {extent(3), extent(1), extent(2), extent(0), 1},
-       .stride = {1, stride(1), stride(2), stride(0), 1},
-       .box = {static_cast<std::uint32_t>(slab_columns(tile_head_dim)), static_cast<std::uint32_t>(keys), 1, 1, 1}}};
-}
-
-// k or v in boxes of `keys` that may be clipped: (D, S + 1, keys, H, B), see ClippedBox.
-TensorMapKey key_map(Tensor const& tensor, DataType dtype, int tile_head_dim, int keys) {
-  Batched const t(tensor);
-  std::uint64_t const row = row_stride(t);
-  return {
-      before(tensor, static_cast<std::uint64_t>(keys), row),
-      dtype,
-      {.extent = {t.extent(3), t.extent(1) + 1, static_cast<std::uint64_t>(keys), t.extent(2), t.extent(0)},
-       .stride = {1, row, row, t.stride(2), t.stride(0)},
-       .box = {static_cast<std::uint32_t>(slab_columns(tile_head_dim)), 1, static_cast<std::uint32_t>(keys), 1, 1}}};
+TensorMapShape page_map(Batched const& t, int tile_head_dim, int keys) {
+  return {.rank = 4,
+          .extent = {t.extent(3), t.extent(1), t.extent(2), t.extent(0), 1},
+          .stride = {1, t.stride(1), t.stride(2), t.stride(0), 1},
+          .box = {static_cast<std::uint32_t>(slab_columns(tile_head_dim)), static_cast<std::uint32_t>(keys), 1, 1, 1}};
 }
 
 bool fits_tma(Tensor const& t) {
-  if (reinterpret_cast<std::uintptr_t>(t.data) % kTmaAlignment != 0) { return false; }
+  constexpr int kAlignment = 16;
+  constexpr int kElementBytes = 2;
+  if (reinterpret_cast<std::uintptr_t>(t.data) % kAlignment != 0) { return false; }
   for (int i = 0; i + 1 < t.rank; ++i) {
-    if (t.shape[i] > 1 && t.stride[i] * kElementBytes % kTmaAlignment != 0) { return false; }
+    if (t.shape[i] > 1 && t.stride[i] * kElementBytes % kAlignment != 0) { return false; }
   }
   return true;
 }
@@ -164,10 +142,13 @@ void set_tensors(LoadParams& load, BoxShape const& box, Problem const& problem, 
   // Without keys there is nothing to load, and no tensor to describe.
   Batched const k(args.k);
   if (k.extent(0) > 0 && k.extent(1) > 0) {
-    auto const map = paged ? page_map : key_map;
     int const keys = paged ? load.pages.box_keys : box.tile.keys;
-    load.k = make_tensor_map(map(args.k, dtype, box.tile.head_dim, keys));
-    load.v = make_tensor_map(map(args.v, dtype, box.tile.head_dim_v, keys));
+    load.copies = static_cast<int>(std::min<std::uint64_t>(k.extent(1), static_cast<std::uint64_t>(keys)));
+    auto const map = [&](Batched const& t, int head_dim) {
+      return paged ? page_map(t, head_dim, keys) : key_map(t, head_dim, keys, load.copies);
+    };
+    load.k = make_tensor_map({args.k.data, dtype, map(k, box.tile.head_dim)});
+    load.v = make_tensor_map({args.v.data, dtype, map(Batched(args.v), box.tile.head_dim_v)});
   }
 }
 
@@ -192,12 +173,14 @@ void set_tensors(EpilogueParams& epilogue, BoxShape const& box, Problem const& p
   epilogue.out_by_tma = fits_tma(args.out);
   if (!epilogue.out_by_tma) { return; }
   Batched const out(args.out);
-  DataType const dtype = args.q.dtype;
-  epilogue.in_one_dim = in_one_dim(out);
-  epilogue.out_map = make_tensor_map(
-      epilogue.in_one_dim
-          ? clipped_query_map(args.out, dtype, box.tile.head_dim_v, box.packed_heads, box.queries)
-          : TensorMapKey{args.out.data, dtype, query_map(out, box.tile.head_dim_v, box.packed_heads, box.queries)});
+  std::uint64_t const rows = out.extent(0) * out.extent(1);
+  bool const clipped = !epilogue.clip_by_tma && are_in_one_dim(out);
+  epilogue.copies = clipped ? static_cast<int>(std::min<std::uint64_t>(rows, box.queries)) : 0;
+  int const head_dim = box.tile.head_dim_v;
+  epilogue.out_map =
+      make_tensor_map({args.out.data, args.q.dtype,
+                       clipped ? clipped_query_map(out, head_dim, box.packed_heads, box.queries, epilogue.copies)
+                               : query_map(out, head_dim, box.packed_heads, box.queries)});
 }
 
 // The workspace: the schedule if this call makes it, then the partial results of each kernel.

@@ -33,6 +33,7 @@ struct PlanKeyHash {
                             p.seqlen_q,
                             p.seqlen_k,
                             p.total_q,
+                            p.total_k,
                             static_cast<int>(p.ragged),
                             static_cast<int>(p.packed_q),
                             static_cast<int>(p.seqused_q),

@@ -124,13 +124,15 @@ Problem make_problem(ProblemShape const& shape, Arguments const& options, std::i
   check_shape(shape, total_q, packed_q);
   check_options(options);
   float const scale = checked_scale(options, shape.head_dim);
+  // Of other calls it decides nothing, and a plan for each number of them would be made for nothing.
+  bool const decides = packed_q && options.cu_seqlens_k.given() && options.num_splits == 1 && !options.batch_invariant;
   return {
       .dtype = shape.dtype,
       .batch = static_cast<int>(shape.batch),
       .seqlen_q = static_cast<int>(shape.seqlen_q),
       .seqlen_k = static_cast<int>(shape.seqlen_k),
       .total_q = static_cast<int>(total_q),
-      .total_k = options.cu_seqlens_k.given() ? static_cast<int>(std::clamp<std::int64_t>(total_k, 0, kMaxRows)) : 0,
+      .total_k = decides ? static_cast<int>(std::clamp<std::int64_t>(total_k, 0, kMaxRows)) : 0,
       .ragged = ragged,
       .packed_q = packed_q,
       .seqused_q = options.seqused_q.given(),

@@ -23,8 +23,8 @@
 
 namespace hopper_attention {
 
-// Warps of the producer warpgroup. Each walks the same work, so that none waits for what only another needs. kValues is
-// for pages.
+// Warps of the producer warpgroup. Each walks the same work, so that none waits for what only another needs. kValues
+// hides rows of V, and with pages loads V, too.
 enum class ProducerWarp { kKeysValues = 0, kQueries = 1, kValues = 2, kSchedule = 3 };
 
 // Whether the CTAs of a cluster may share a tile.
@@ -36,7 +36,7 @@ __device__ __forceinline__ bool may_share_tiles(AttentionParams const& params) {
 template <class Traits>
 __device__ __forceinline__ void setup_barriers(typename Traits::SharedStorage& shared, int cluster, bool gathered) {
   constexpr int kConsumerWarps = Traits::kConsumerWarpgroups * cutlass::NumWarpsPerWarpGroup;
-  constexpr int kReadersOfWork = kConsumerWarps + (Traits::kPages ? 3 : 2);  // and the loading warps
+  constexpr int kReadersOfWork = kConsumerWarps + 3;  // the producer warps but the scheduler
   for (int w = 0; w < Traits::kConsumerWarpgroups; ++w) {
     for (int b = 0; b < Traits::kQueryBuffers; ++b) {
       init_barrier(shared.q_full[b][w], 1);
@@ -177,14 +177,12 @@ __device__ __forceinline__ void produce(AttentionParams const& params, typename 
       landed.advance(Traits::kOutputSlots);
     });
   } else if (warp == ProducerWarp::kValues) {
-    if constexpr (Traits::kPages) {
-      RingState<Traits::kStages> read;
-      uint32_t landed_phases = 0;
-      for_each_work<Traits>(shared, [&](TileWork const& work) {
-        if (!work.range.empty()) { loader.load_paged_values(work, read, landed_phases); }
-        read.advance(Traits::kOutputSlots);
-      });
-    }
+    RingState<Traits::kStages> read;
+    uint32_t landed_phases = 0;
+    for_each_work<Traits>(shared, [&](TileWork const& work) {
+      if (!work.range.empty()) { loader.finish_values(work, read, landed_phases); }
+      read.advance(Traits::kOutputSlots);
+    });
   } else {
     schedule<Traits>(params, shared);
   }

@@ -47,10 +47,10 @@ class EarlyPrefetch {
       if (key < 0) { return; }
       if (!paged) {
         int const first = max_of(0, key - box_keys + 1);
-        ClippedBox const box(sequence.k_row + first, key + 1 - first, box_keys);
-        fetch_columns([&](CUtensorMap const& map,
-                          int c) { SM90_TMA_LOAD_5D::PREFETCH::copy(&map, c, box.y, box.x, head_k, sequence.k_batch); },
-                      params.load);
+        ClippedBox const box(sequence.k_row + first, key + 1 - first, params.load.copies);
+        fetch_slabs(params.load, [&](CUtensorMap const& map, int c) {
+          SM90_TMA_LOAD_5D::PREFETCH::copy(&map, c, box.y, box.x, head_k, sequence.k_batch);
+        });
         continue;
       }
       int const place = sequence.k_row + key;
@@ -59,22 +59,21 @@ class EarlyPrefetch {
       int const page = HintLoad::load(pages.table + batch * pages.stride + index);
       int const row = pages.size.remainder(place) & ~(box_keys - 1);
       if (page < 0 || page >= pages.pages) { continue; }
-      fetch_columns(
-          [&](CUtensorMap const& map, int c) { SM90_TMA_LOAD_4D::PREFETCH::copy(&map, c, row, head_k, page); },
-          params.load);
+      fetch_slabs(params.load,
+                  [&](CUtensorMap const& map, int c) { SM90_TMA_LOAD_4D::PREFETCH::copy(&map, c, row, head_k, page); });
     }
   }
 
  private:
   static constexpr int kKeys = Traits::kStages / 2 * Traits::kKeys;  // as many as the ring takes
 
-  // Calls `fetch_slab(map, column)` for each column slab of K and of V.
-  template <class FetchSlab>
-  __device__ __forceinline__ static void fetch_columns(FetchSlab fetch_slab, LoadParams const& load) {
+  // Calls `fetch(map, column)` for each column slab of K and of V.
+  template <class Fetch>
+  __device__ __forceinline__ static void fetch_slabs(LoadParams const& load, Fetch fetch) {
     CUTE_NO_UNROLL
-    for (int c = 0; c < Traits::kHeadDim; c += Traits::kSlabColumns) { fetch_slab(load.k, c); }
+    for (int c = 0; c < Traits::kHeadDim; c += Traits::kSlabColumns) { fetch(load.k, c); }
     CUTE_NO_UNROLL
-    for (int c = 0; c < Traits::kHeadDimV; c += Traits::kSlabColumnsV) { fetch_slab(load.v, c); }
+    for (int c = 0; c < Traits::kHeadDimV; c += Traits::kSlabColumnsV) { fetch(load.v, c); }
   }
 };
 

@@ -193,17 +193,18 @@ struct CollectiveEpilogue {
     tma_store_fence();
     sync_warpgroup(warpgroup);
     int const queries = work.queries.last + 1 - rows.first_query;
-    int const all = params.packing.queries_per_slab;
-    // A slab with only some of its queries is the last of its sequence.
-    if (p.out_by_tma && (queries >= all || ((p.in_one_dim || p.clip_by_tma) && queries > 0))) {
+    int const row = work.sequence.q_row + rows.first_query;
+    int const batch = work.sequence.q_batch;
+    ClippedBox const box(batch * p.rows + row, queries, p.copies);
+    bool const all_exist = queries >= params.packing.queries_per_slab;
+    // With clip_by_tma a slab with only some of its queries is the last of its sequence.
+    bool const by_tma = queries > 0 && (p.copies > 0 ? box.exact : all_exist || p.clip_by_tma);
+    if (p.out_by_tma && by_tma) {
       if (thread == 0) {
-        int const batch = work.sequence.q_batch;
-        int const row = work.sequence.q_row + rows.first_query;
-        ClippedBox const box(batch * p.rows + row, queries, all);
         CUTE_UNROLL
         for (int c = 0; c < Traits::kHeadDimV; c += Traits::kSlabColumnsV) {
-          SM90_TMA_STORE_5D::copy(&p.out_map, slab + c * kSlabRows, c, 0, p.in_one_dim ? box.y : row,
-                                  p.in_one_dim ? box.x : work.head, p.in_one_dim ? work.head : batch);
+          SM90_TMA_STORE_5D::copy(&p.out_map, slab + c * kSlabRows, c, 0, p.copies > 0 ? box.y : row,
+                                  p.copies > 0 ? box.x : work.head, p.copies > 0 ? work.head : batch);
         }
         tma_store_arrive();
       }

@@ -89,7 +89,7 @@ class GatherLoader {
       last = write;
       ++write;
     }
-    // As in TmaLoader::load_paged_values().
+    // As in TmaLoader::finish_values().
     if constexpr (Traits::kOutputSlots > 0) { wait_barrier(shared.empty[last.slot], last.phase); }
   }
 

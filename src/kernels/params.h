@@ -41,10 +41,11 @@ struct PageParams {
 
 struct LoadParams {
   CUtensorMap q;  // (D, packed heads, Sq, head groups, B), box (64, packed heads, queries per slab, 1, 1)
-  // (D, Sk + 1, keys of a block, Hk, B), box (64, 1, keys, 1, 1), see ClippedBox; pages: (D, page size, Hk, pages), box
-  // (64, box keys, 1, 1)
+  // (D, Sk, copies, Hk, B), box (64, 1, keys of a block, 1, 1), see ClippedBox; pages: (D, page size, Hk, pages), box
+  // (64, box keys, 1, 1).
   CUtensorMap k;
   CUtensorMap v;  // the same with Dv
+  int copies;
   PageParams pages;
   FastDivmod groups_per_head_k;  // head groups that read one K/V head
   std::uint32_t query_rows;      // rows of a slab that a box of q fills: packed heads x queries
@@ -76,12 +77,12 @@ struct ResultParams {
 };
 
 struct EpilogueParams : ResultParams {
-  // Used when out_by_tma: as q, with Dv; in_one_dim: (Dv, packed heads, B * Sq + 1, queries per slab, head groups), box
-  // (64, packed heads, 1, queries per slab, 1), see ClippedBox.
+  // Used when out_by_tma: as q, with Dv; with copies (Dv, packed heads, B * Sq, copies, head groups), box (64, packed
+  // heads, 1, queries per slab, 1), see ClippedBox.
   CUtensorMap out_map;
   bool out_by_tma;   // base and strides are multiples of 16 bytes
-  bool in_one_dim;   // the rows of all batches are
   bool clip_by_tma;  // rows past a sequence are past the tensor, too: TMA leaves them out
+  int copies;        // of a row in out_map; 0: the rows of several batches are not equally far from each other
   PartialParams partial;
 };
 

@@ -48,17 +48,23 @@ inline Packing make_packing(int heads, int rows = kSlabRows) {
   return {FastDivmod(heads), rows / heads, FastDivmod(rows / heads)};
 }
 
-// A box of K or V that leaves out the rows behind those that are wanted. Tensor maps have each row of the tensor `keys`
-// times, as many as a box has rows: (y, x) with x < keys is row y + x - keys. The box begins at x; what lies past x =
-// keys is outside the map and arrives as zeros, without being read. (Triton's ragged descriptors have rows twice for
-// the same reason.)
+// A box that leaves out the rows behind those that are wanted. Its tensor map has every row of the tensor `copies`
+// times, as often as a box has rows but no more often than there are: (y, x) with x < copies is row y + x. The box
+// begins at (y, x); what lies past x = copies is outside the map, arrives as zeros without being read, and is not
+// written. (Source of the idea: the ragged descriptors of Triton and FlashAttention-4, whose y begins far before the
+// tensor, which loads must not.)
 struct ClippedBox {
   int y;
   int x;
+  bool exact;  // without rows but those that are wanted: not if these are a few of the tensor's first
 
-  // Of `keys` rows from `first` on; `wanted` of them, at least 1, may be more than there are.
-  HA_HOST_DEVICE constexpr ClippedBox(int first, int wanted, int keys)
-      : y(first + min_of(wanted, keys)), x(keys - min_of(wanted, keys)) {}
+  // Rows from `first` on; `wanted`, at least 1, may be more than a box has.
+  HA_HOST_DEVICE constexpr ClippedBox(int first, int wanted, int copies) {
+    int const left_out = max_of(copies - wanted, 0);
+    exact = first >= left_out;
+    y = exact ? first - left_out : 0;
+    x = exact ? left_out : first;
+  }
 };
 
 // Queries [first, last].

@@ -72,7 +72,7 @@ struct TmaLoader {
         ++write;
       }
       if (n + 1 < range.end) {
-        uint64_t& arrival = take_slot(write, shared.full[write.slot], Traits::kBytesV);
+        uint64_t& arrival = take_v_slot(work, n + 1, write);
         load_block<Traits::kHeadDimV, Traits::kSlabColumnsV>(params.v, arrival, write, work, n + 1);
         ++write;
       }
@@ -90,12 +90,16 @@ struct TmaLoader {
     }
   }
 
-  // With pages: loads V and zeroes its rows outside the keys that the tile sees, since their probabilities are 0, but
-  // 0 x NaN is NaN. By one warp, which walks the ring beside the one that loads K.
-  __device__ __forceinline__ void load_paged_values(TileWork const& work, State& read, uint32_t& landed_phases) const {
-    if (!paged()) { return; }
+  // Zeroes the rows of V outside the keys that the tile sees, where they do not arrive so: their probabilities are 0,
+  // but 0 x NaN is NaN. Called by one warp, which walks the ring beside the loading warp; with pages it loads the
+  // values as well.
+  __device__ __forceinline__ void finish_values(TileWork const& work, State& read, uint32_t& landed_phases) const {
     BlockRange const range = work.range;
-    ++read;               // K of the last block
+    ++read;  // K of the last block
+    if (!paged()) {
+      for (int n = range.end - 1; n >= range.begin; --n) { hide(work, n, read, landed_phases); }
+      return;
+    }
     State hidden = read;  // how far rows are hidden, behind the loads
     State last = read;    // V of the last block
     int to_hide = range.end - 1;
@@ -107,7 +111,7 @@ struct TmaLoader {
       while (to_hide > n && !__all_sync(0xffffffff, test_barrier(shared.empty[read.slot], read.phase ^ 1))) {
         hide(work, to_hide--, hidden, landed_phases);
       }
-      uint64_t& arrival = take_paged_v_slot(work, n, read);
+      uint64_t& arrival = take_v_slot(work, n, read);
       boxes.reach(n);
       load_boxes<Traits::kHeadDimV, Traits::kSlabColumnsV>(params.v, arrival, read, work.head_k, boxes);
       last = read;
@@ -126,10 +130,21 @@ struct TmaLoader {
 
   __device__ __forceinline__ bool paged() const { return Traits::kPages && params.pages.table != nullptr; }
 
+  // Block n of keys in memory of the sequence's own. It begins at the first key that the tile sees, or behind it.
+  __device__ __forceinline__ ClippedBox box_of(TileWork const& work, int n) const {
+    int const first = work.first_key(n, Traits::kKeys);
+    return {work.sequence.k_row + first, work.range.keys.end - first, params.copies};
+  }
+
+  // Whether rows of block n that the tile must not see arrive as they are in memory.
+  __device__ __forceinline__ bool hides_rows(TileWork const& work, int n) const {
+    return paged() ? work.hides_rows(n, Traits::kKeys) : !box_of(work, n).exact;
+  }
+
   // Block n of V, whose slot follows `read`: hides its rows, if it has any to hide, and moves on to the next block.
   __device__ __forceinline__ void hide(TileWork const& work, int n, State& read, uint32_t& landed_phases) const {
     if (n > work.range.begin) { ++read; }  // K n - 1
-    if (work.hides_rows(n, Traits::kKeys)) {
+    if (hides_rows(work, n)) {
       wait_barrier(shared.landed[read.slot], landed_phases >> read.slot & 1);
       landed_phases ^= 1U << read.slot;
       KeyInterval const keep = work.rows_to_keep(n, Traits::kKeys);
@@ -151,9 +166,8 @@ struct TmaLoader {
   __device__ __forceinline__ uint64_t& take_k_slot(State const& write) const {
     return take_slot(write, shared.full[write.slot], Traits::kBytesK);
   }
-  __device__ __forceinline__ uint64_t& take_paged_v_slot(TileWork const& work, int n, State const& write) const {
-    bool const hides = work.hides_rows(n, Traits::kKeys);
-    return take_slot(write, hides ? shared.landed[write.slot] : shared.full[write.slot], Traits::kBytesV);
+  __device__ __forceinline__ uint64_t& take_v_slot(TileWork const& work, int n, State const& write) const {
+    return take_slot(write, hides_rows(work, n) ? shared.landed[write.slot] : shared.full[write.slot], Traits::kBytesV);
   }
   __device__ __forceinline__ uint64_t& take_slot(State const& write, uint64_t& arrival, uint32_t bytes) const {
     wait_barrier(shared.empty[write.slot], write.phase ^ 1);
@@ -162,16 +176,13 @@ struct TmaLoader {
     return arrival;
   }
 
-  // Block n into a ring slot, column slab by column slab: a box of all keys each. Those behind the
-  // last one that the tile sees arrive as zeros: their probabilities are 0, but 0 x NaN is NaN. None lies before the
-  // first one, where block 0 begins.
+  // Block n into a ring slot, column slab by column slab: a box each, of all keys up to the last that the tile sees.
   template <int kColumns, int kSlabColumns>
   __device__ __forceinline__ void load_block(CUtensorMap const& map, uint64_t& arrival, State const& write,
                                              TileWork const& work, int n) const {
     if (lane != kActingLane) { return; }
     Element* const slot = shared.ring[write.slot];
-    int const first = work.first_key(n, Traits::kKeys);
-    ClippedBox const box(work.sequence.k_row + first, work.range.keys.end - first, Traits::kKeys);
+    ClippedBox const box = box_of(work, n);
     CUTE_UNROLL
     for (int c = 0; c < kColumns; c += kSlabColumns) {
       SM90_TMA_LOAD_5D::copy(&map, &arrival, kHintKeys, slot + c * Traits::kKeys, c, box.y, box.x, work.head_k,

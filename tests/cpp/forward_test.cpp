@@ -184,7 +184,7 @@ TEST_CASE("forward: silent by default; HOPPER_ATTENTION_LOG=1 writes one line fo
 
 TEST_CASE("plan cache: problems that differ in one field have plans of their own") {
   Problem const base = validate(valid_call());
-  std::vector<Problem> problems(27, base);
+  std::vector<Problem> problems(29, base);
   problems[1].dtype = DataType::kFloat16;
   problems[2].batch = 99;
   problems[3].seqlen_q = 99;
@@ -211,6 +211,12 @@ TEST_CASE("plan cache: problems that differ in one field have plans of their own
   problems[24].mask.cp_world = 2;
   problems[25].mask.cp_rank = 1;
   problems[26].seqused_q = true;
+  problems[27].total_k = 99;
+  problems[28].keys_known = true;
+  for (Problem const& problem : problems) {
+    bool const is_base = &problem == problems.data();
+    CHECK((PlanKeyHash{}({problem, 0}) == PlanKeyHash{}({base, 0})) == is_base);
+  }
   PlanCache cache(100);
   int made = 0;
   for (int round = 0; round < 2; ++round) {
@@ -222,7 +228,7 @@ TEST_CASE("plan cache: problems that differ in one field have plans of their own
       CHECK(found->ctas == static_cast<int>(i));
     }
   }
-  CHECK(made == 27);
+  CHECK(made == 29);
 }
 
 TEST_CASE("check_call: raises what forward() raises, and starts nothing") {
