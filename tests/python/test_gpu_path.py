@@ -233,7 +233,15 @@ class ScalarOnGpu:
         return 5
 
 
-BOUNDS = [(5, 5), (None, -1), (torch.tensor(5), 5), (torch.tensor(5, dtype=torch.int32), 5), (1 << 40, 1 << 40)]
+BOUNDS = [
+    (5, 5),
+    (None, -1),
+    (0, 0),
+    (torch.tensor(0), 0),
+    (torch.tensor(5), 5),
+    (torch.tensor(5, dtype=torch.int32), 5),
+    (1 << 40, 1 << 40),
+]
 
 
 @pytest.mark.parametrize(("given", "seen"), BOUNDS, ids=str)
@@ -339,6 +347,77 @@ def test_attention_sees_rotated_queries(calls, options, per_position):
     assert attention["q"].shape == q.shape and attention["out"].data_ptr() != attention["q"].data_ptr()
 
 
+BYTES_OF_Q = 3 * 4 * 64 * 2
+ROOMS = [
+    ("room for the plan and for q", 4096, 2560),
+    ("q starts at a multiple of 256", 4095, 2304),
+    ("room for q alone, of a plan that needs none", BYTES_OF_Q, 0),
+    ("too small for q", BYTES_OF_Q - 1, None),
+]
+
+
+def rotated_append(workspace):
+    """The q of a call that appends rotated keys."""
+    table = torch.ones(200, 16)
+    inputs = cache_inputs()
+    hopper_attention.flash_attn_with_kvcache(
+        *inputs, **new_inputs(), rotary_cos=table, rotary_sin=table, cache_seqlens=5, workspace=workspace
+    )
+    return inputs[0]
+
+
+@pytest.mark.parametrize(("size", "before"), [room[1:] for room in ROOMS], ids=[room[0] for room in ROOMS])
+def test_the_rotated_query_goes_to_the_end_of_a_workspace_that_has_room(calls, size, before):
+    workspace = torch.zeros(size, dtype=torch.uint8)
+    q = rotated_append(workspace)
+    append, attention = calls[-2:]
+    rotated, start = append["q_rotated"], workspace.data_ptr()
+    assert attention["q"] is rotated and rotated.shape == q.shape and rotated.dtype == q.dtype
+    if before is None:
+        assert attention["workspace"] is workspace
+        assert not start <= rotated.data_ptr() < start + size
+    else:
+        assert rotated.data_ptr() == start + before
+        assert attention["workspace"].data_ptr() in (start, 0) and attention["workspace"].numel() == before
+
+
+def test_a_workspace_too_small_for_the_plan_and_the_rotated_query_is_for_the_plan(calls, monkeypatch):
+    def check(*args):
+        if args[ORDER.index("workspace")].numel() < 4096:
+            raise ValueError("workspace: 4096 bytes are needed")
+
+    monkeypatch.setattr(cache._core, "check", check)
+    workspace = torch.zeros(4096 + BYTES_OF_Q - 1, dtype=torch.uint8)
+    rotated_append(workspace)
+    append, attention = calls
+    assert attention["workspace"] is workspace
+    start = workspace.data_ptr()
+    assert not start <= append["q_rotated"].data_ptr() < start + workspace.numel()
+
+
+def test_a_workspace_holds_no_query_that_is_not_rotated(calls):
+    workspace = torch.zeros(4096, dtype=torch.uint8)
+    hopper_attention.flash_attn_with_kvcache(*cache_inputs(), **new_inputs(), cache_seqlens=5, workspace=workspace)
+    assert [call["core"] for call in calls] == ["check", "append", "forward"]
+    assert calls[1]["q_rotated"] is None and calls[2]["workspace"] is workspace
+
+
+def test_the_fallback_appends_on_the_stream_and_detaches(calls, monkeypatch):
+    monkeypatch.setattr(gpu, "stream_comes_with_tensors", lambda: False)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=0xCAFE0))
+    given = {**new_inputs(), "rotary_cos": torch.ones(200, 16), "rotary_sin": torch.ones(200, 16)}
+    with torch.no_grad():
+        hopper_attention.flash_attn_with_kvcache(
+            *cache_inputs(), **{name: x.requires_grad_() for name, x in given.items()}, cache_seqlens=5
+        )
+    append = calls[1]
+    assert append["stream"] == 0xCAFE0
+    seen = {"k": "k_new", "v": "v_new"}
+    for name, x in given.items():
+        found = append[seen.get(name, name)]
+        assert not found.requires_grad and found.data_ptr() == x.data_ptr(), name
+
+
 WRONG_CACHE_CALLS = [
     ("rotary_cos: rotary embedding needs k and v", ValueError, {"rotary_cos": torch.ones(4, 16)}),
     ("rotary_sin: rotary embedding needs k and v", ValueError, {"rotary_sin": torch.ones(4, 16)}),
@@ -372,7 +451,7 @@ def test_errors_name_the_arguments_of_the_cache(calls, monkeypatch, core, public
     assert not calls, "nothing was written"
 
 
-@pytest.mark.parametrize("name", ["k", "v", "rotary_cos"])
+@pytest.mark.parametrize("name", ["k", "v", "rotary_cos", "rotary_sin"])
 def test_new_keys_that_require_grad(calls, name):
     given = {**new_inputs(), "rotary_cos": torch.ones(4, 16), "rotary_sin": torch.ones(4, 16)}
     given[name] = given[name].requires_grad_()
