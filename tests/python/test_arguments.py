@@ -56,3 +56,14 @@ def test_tensors_without_memory_are_named():
         fake = torch.zeros(2)
     with pytest.raises(TypeError, match="^k: a plain torch.Tensor is needed, found FakeTensor"):
         arguments.on_cuda("k", fake)
+
+
+def test_a_view_that_negates_is_refused_beside_grad_mode_too():
+    """Its memory has the other signs."""
+    torch = pytest.importorskip("torch")
+    x = torch._neg_view(torch.ones(2, 8))
+    for mode in (torch.enable_grad, torch.no_grad):
+        with mode(), pytest.raises(ValueError, match="^v: is a view that negates its memory; pass v.resolve_neg"):
+            arguments.check_torch_inputs(q=torch.ones(2, 8), k=None, v=x)
+        with mode():
+            arguments.check_torch_inputs(v=x.resolve_neg())

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 import hopper_attention
@@ -112,11 +113,60 @@ def test_lse_is_allocated_only_when_it_is_returned(calls):
     assert calls[0]["softmax_lse"] is lse and calls[0]["out"] is out
 
 
+@pytest.mark.parametrize("default", [torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("rank", [3, 4], ids=["packed", "dense"])
+def test_lse_has_a_dtype_of_its_own(default, rank):
+    """Engines set the default dtype to that of the model while they load it."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(default)
+    try:
+        found = gpu.empty_lse(torch.zeros((2, 5, 4, 64)[4 - rank :], dtype=torch.float16))
+    finally:
+        torch.set_default_dtype(before)
+    assert found.dtype == torch.float32 and found.shape == ((2, 4, 5) if rank == 4 else (4, 5))
+
+
 def test_given_results_are_used(calls):
     q, k, v = inputs()
     out, lse = torch.empty(2, 5, 4, 32, dtype=q.dtype), torch.empty(2, 4, 5)
     assert hopper_attention.flash_attn_func(q, k, v, out=out, softmax_lse=lse) is out
     assert calls[0]["out"] is out and calls[0]["softmax_lse"] is lse
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v", "s_aux", "out", "softmax_lse"])
+def test_tensors_that_require_grad(calls, name):
+    given = dict(zip("qkv", inputs(), strict=True))
+    given |= {"s_aux": torch.zeros(4), "out": torch.zeros(2, 5, 4, 32).bfloat16(), "softmax_lse": torch.zeros(2, 4, 5)}
+    given[name].requires_grad_()
+    with pytest.raises(NotImplementedError, match=f"^{name}: requires grad"):
+        hopper_attention.flash_attn_func(**given)
+    assert not calls
+    with torch.no_grad():
+        hopper_attention.flash_attn_func(**given)
+    assert len(calls) == 1
+
+
+def test_integers_of_numpy(calls):
+    """The bindings take ints alone."""
+    given = varlen_inputs()
+    values = {"num_splits": 7, "sm_margin": 3, "attention_chunk": 5, "cp_world_size": 4, "cp_rank": 2}
+    hopper_attention.flash_attn_varlen_func(
+        *given, **{name: np.int64(value) for name, value in values.items()}, cp_tot_seqused_k=given[-1][1:]
+    )
+    for name, value in values.items():
+        assert type(calls[0][name]) is int and calls[0][name] == value, name
+
+
+def test_numbers_of_other_types(calls):
+    hopper_attention.flash_attn_func(*inputs(), softmax_scale=np.float32(0.5), softcap=2, causal=np.True_)
+    seen = {name: calls[0][name] for name in ("softmax_scale", "softcap", "causal")}
+    assert seen == {"softmax_scale": 0.5, "softcap": 2.0, "causal": True}
+    assert [type(x) for x in seen.values()] == [float, float, bool]
+
+
+def test_arrays_of_other_libraries_have_no_stream_to_ask_for(monkeypatch):
+    monkeypatch.setattr(gpu, "stream_comes_with_tensors", lambda: False)
+    assert gpu.current_stream(np.zeros(2)) is None
 
 
 @pytest.mark.parametrize("head_dim_v", [32, 64])
@@ -461,15 +511,16 @@ def test_new_keys_that_require_grad(calls, name):
 
 
 @pytest.mark.parametrize("function", ["flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache"])
-def test_fp8_says_so(calls, monkeypatch, function):
+@pytest.mark.parametrize("which", [("q",), ("k", "v"), ("v",)], ids=["q", "a cache of fp8", "v"])
+def test_fp8_says_so(calls, monkeypatch, function, which):
     def fail(*args):
         raise TypeError("q: dtype must be bf16 or fp16, found another dtype")
 
     monkeypatch.setattr(gpu._core, "forward", fail)
     q, k, v = varlen_inputs()[:3] if "varlen" in function else cache_inputs()
-    q = q.to(torch.float8_e4m3fn)
+    q, k, v = (x.to(torch.float8_e4m3fn) if name in which else x for name, x in (("q", q), ("k", k), ("v", v)))
     more = varlen_inputs()[3:] if "varlen" in function else ()
-    with pytest.raises(NotImplementedError, match="^q: fp8 is not available"):
+    with pytest.raises(NotImplementedError, match=f"^{which[0]}(_cache)?: fp8 is not available"):
         getattr(hopper_attention, function)(q, k, v, *more, out=torch.zeros(1))
 
 
