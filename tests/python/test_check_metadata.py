@@ -250,6 +250,8 @@ WRONG = [
     ("scheduler_metadata: was made for other lengths: sequence 2 with 6 queries is among those of few queries, "
         "sequence 0 with 3 is not", VARLEN,
         {"scheduler_metadata": metadata((0, 2, 1), (1, 2, 2), (4, 9, 9), facts=(1, 4, 9, 0))}),
+    ("scheduler_metadata: was made for other lengths: sequence 1 with 2 queries is among those of few queries, "
+        "sequence 2 with 2 is not", PAGED, {"scheduler_metadata": metadata(tiles=(2, 3, 4), facts=(1, 4, 9, 0), order=(2, 1, 0))}),
     ("scheduler_metadata: was made for other lengths: place 1 has 9 tiles, but its sequence, 0, has 3 queries, and "
         "tiles of 3 queries hold those of most others", VARLEN,
         {"scheduler_metadata": metadata(tiles=(2, 11, 11), units=(4, 19, 19), facts=(3, 2, 0, 0))}),

@@ -571,6 +571,18 @@ def test_schedule_defaults_and_out(calls):
     assert call["seqlen_k_new"] == 2 and call["seqused_k_all"] == -1
 
 
+@pytest.mark.parametrize(("given", "seen"), [(512, 512), (np.int64(512), 512), (0, 0), (None, 0)], ids=repr)
+def test_the_chunk_of_a_schedule(calls, given, seen):
+    """A schedule made without the chunk of its calls cuts keys that no query sees."""
+    schedule_call(attention_chunk=given)
+    assert calls[0]["attention_chunk"] == seen
+
+
+def test_a_schedule_of_no_sequences(calls):
+    made = schedule_call(batch_size=0, cache_seqlens=lengths(), cu_seqlens_q=lengths(0))
+    assert made.shape == (1,) and calls[0]["metadata"] is made and calls[0]["batch"] == 0
+
+
 def test_schedule_of_one_length(calls):
     schedule_call(cache_seqlens=77, cu_seqlens_q=lengths(*range(6)))
     assert calls[0]["seqused_k"] is None and calls[0]["seqused_k_all"] == 77
