@@ -388,3 +388,17 @@ def test_cache_index_outside_the_cache_has_no_keys_and_drops_writes():
     assert (cache_k[0] == 1).all() and (cache_k[1, 2] == 7).all()
     assert lse[0, 0, 0] == -np.inf and (out[0] == 0).all()
     np.testing.assert_allclose(lse[1], np.log(3))
+
+
+@pytest.mark.parametrize("heads", [0, 2], ids=["no heads of q", "heads"])
+def test_shapes_without_elements(heads):
+    """Sizes of 0 give results of that size, and rows without keys 0 and -inf."""
+    q, k = np.ones((1, 3, heads, 4)), np.ones((1, 5, 2, 4))
+    out, lse = reference.flash_attn_func(q, k, k, return_attn_probs=True)
+    assert out.shape == q.shape and lse.shape == (1, heads, 3) and np.isfinite(lse).all()
+    out, lse = reference.flash_attn_func(q, k[:, :0], k[:, :0], return_attn_probs=True)
+    assert (out == 0).all() and np.isneginf(lse).all()
+    out, lse = reference.flash_attn_func(q[:, :0], k, k, return_attn_probs=True)
+    assert out.shape == (1, 0, heads, 4) and lse.shape == (1, heads, 0)
+    out = reference.flash_attn_func(q[:0], k[:0], k[:0])
+    assert out.shape == (0, 3, heads, 4)
