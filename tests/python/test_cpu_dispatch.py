@@ -214,6 +214,17 @@ def test_a_wrong_schedule_is_refused_alike_on_both_devices(recorder, changes):
     assert said[0] == said[1] and out.all()
 
 
+@pytest.mark.parametrize("name", ["cache_seqlens", "cu_seqlens_q", "cu_seqlens_k_new", "cache_leftpad"])
+def test_tensors_of_a_schedule_are_checked_on_the_cpu_too(name):
+    """As on the GPU, though nothing is read from them."""
+    right = {"cache_seqlens": LENGTHS, name: STARTS if name.startswith("cu_") else LENGTHS}
+    assert not schedule_call(**right).any()
+    with pytest.raises(ValueError, match=f"^{name} has shape"):
+        schedule_call(**{**right, name: right[name][1:]})
+    with pytest.raises(TypeError, match=f"^{name} has dtype int64; int32 is needed"):
+        schedule_call(**{**right, name: right[name].astype(np.int64)})
+
+
 @pytest.mark.parametrize("batch, rows", [(0, 0), (2, 0), (1, 1 << 20), (4096, 1)])
 @pytest.mark.parametrize("packed", [False, True])
 def test_right_schedules_of_all_sizes(batch, rows, packed):
