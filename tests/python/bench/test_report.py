@@ -54,6 +54,9 @@ def test_best_known_is_cudnns_own_time_where_it_is_the_best_and_faster(cudnn, ex
 def test_best_known_needs_fa3_and_the_grid():
     assert record.best_known_us(made_up.entry(FA3_BEST, ours=1.0, cudnn=1.0)) is None
     assert record.best_known_us(made_up.entry(suites.engine()[0], ours=1.0, fa3=1.0)) is None
+    packed = suites.varlen()[0]
+    assert packed.name == suites.prefill()[0].name, "the same sizes, through another call"
+    assert record.best_known_us(made_up.entry(packed, ours=1.0, fa3=1.0)) is None
 
 
 def test_a_wrong_answer_has_no_time():

@@ -220,6 +220,34 @@ def test_every_flag_arrives_alone(name, monkeypatch):
                 assert found[flag] == (flag == alone) ^ public[flag].default, f"{flag} with {alone} alone"
 
 
+LEAST = {
+    "flash_attn_func": ("q", "k", "v"),
+    "flash_attn_varlen_func": ("q", "k", "v", "cu_seqlens_q"),
+    "flash_attn_with_kvcache": ("q", "k_cache", "v_cache"),
+}
+
+
+@pytest.mark.parametrize("function", LEAST)
+def test_every_argument_arrives_alone(function, monkeypatch):
+    """What is rarely given travels together, and is left out where all of it is at its defaults."""
+    public = inspect.signature(getattr(hopper_attention, function)).parameters
+    numbers = {"softmax_scale": 0.25, "softcap": 7.5, "window_size": (11, -1)}
+    least = {name: torch.zeros(2, 3, 4, 5) for name in LEAST[function]}
+    for name in set(public) - set(least) - set(WITHOUT_EFFECT):
+        kind = torch_ops.schema.TYPES.get(name, "Tensor")
+        value = not public[name].default if kind == "bool" else numbers.get(name, 3)
+        if kind == "Tensor":
+            value = torch.zeros(2, 4, 3)
+        beside = {"k": torch.zeros(2, 3, 4, 5)} if name == "cu_seqlens_k_new" else {}  # has no effect without
+        found = arrived_at(function, {**least, **beside, name: value}, monkeypatch)
+        if not name.startswith("return_"):
+            assert found[name] is value if kind == "Tensor" else found[name] == value, name
+        for other in set(public) - {*least, *beside, name, "out", "softmax_lse", *WITHOUT_EFFECT}:
+            assert found[other] is public[other].default or found[other] == public[other].default, (
+                f"{other} with {name}"
+            )
+
+
 def test_what_is_written_is_declared():
     written = {
         name: {a.name for a in operator(name)._schema.arguments if a.alias_info and a.alias_info.is_write}
