@@ -236,6 +236,7 @@ def test_goals_of_us_over_the_floor():
     assert [reached(report, entry) for entry in report["cases"]] == [[True], [False]]
     (found,) = table.tables(report)
     # batch_invariant and the mean of short contexts were not measured
+    assert found.columns[2:5] == ["GB/s", "of read", "us over floor"]
     assert "goal us over floor" in found.columns and "goals reached: 1 of 2, 5 not judged" in found.notes
 
 

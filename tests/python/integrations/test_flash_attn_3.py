@@ -210,6 +210,13 @@ def test_interface_functions():
     assert torch.equal(metadata, fa.get_scheduler_metadata(2, 1, 16, 4, 2, 16, int32(3, 9)))
 
 
+@pytest.mark.parametrize("name", ["seqused_q", "cu_seqlens_k"])
+@pytest.mark.parametrize("cache", [{}, {"leftpad_k": int32(0, 0), "seqused_k": int32(3, 3)}], ids=["dense", "a cache"])
+def test_lengths_that_dense_queries_cannot_have_are_refused(name, cache):
+    with pytest.raises(NotImplementedError, match="^seqused_q and cu_seqlens_k: not available"):
+        flash_attn_3._flash_attn_forward(*inputs(), **cache, **{name: int32(1, 2)})
+
+
 def test_every_argument_of_packed_qkv_arrives_alone(monkeypatch):
     ours, arrived = hopper_attention.flash_attn_func, {}
 

@@ -88,6 +88,12 @@ CACHE = [
     ("rotary without k", ValueError, "without k", {"rotary_cos": TABLES, "rotary_sin": TABLES}),
     ("cos without sin", ValueError, "together", {"rotary_cos": TABLES, "k": NEW, "v": NEW, "cache_seqlens": 1}),
     (
+        "rotary tables without positions",
+        ValueError,
+        "rotary_cos has no positions",
+        {"rotary_cos": TABLES[:0], "rotary_sin": TABLES[:0], "k": NEW, "v": NEW, "cache_seqlens": 1},
+    ),
+    (
         "rotary wider than the head",
         ValueError,
         "head dim",

@@ -402,3 +402,19 @@ def test_shapes_without_elements(heads):
     assert out.shape == (1, 0, heads, 4) and lse.shape == (1, heads, 0)
     out = reference.flash_attn_func(q[:0], k[:0], k[:0])
     assert out.shape == (0, 3, heads, 4)
+
+
+def test_a_chunk_alone_makes_rotated_queries_move():
+    """As a window does: of two masks that hide nothing each gives the queries positions of their own."""
+    rng = np.random.default_rng(0)
+    q, new_k, new_v = (rng.standard_normal((1, 3, 2, 4)) for _ in range(3))
+    cos, sin = np.cos(np.arange(40.0)).reshape(20, 2), np.sin(np.arange(40.0)).reshape(20, 2)
+
+    def call(**mask):
+        cache = np.zeros((2, 1, 10, 2, 4))
+        given = {"rotary_cos": cos, "rotary_sin": sin, "cache_seqlens": 0}
+        return reference.flash_attn_with_kvcache(q, *cache, new_k, new_v, **given, **mask)
+
+    window, chunk, nothing = call(window_size=(50, 50)), call(attention_chunk=50), call()
+    np.testing.assert_allclose(chunk, window, **TOLERANCE)
+    assert np.abs(chunk - nothing)[:, 1:].max() > 1e-3
