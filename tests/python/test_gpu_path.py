@@ -176,6 +176,13 @@ def test_a_transposed_query_gives_a_contiguous_out(calls, head_dim_v):
     assert out.is_contiguous() and out.shape == (2, 5, 4, head_dim_v)
 
 
+def test_a_call_has_the_quick_ones_take_over(calls, monkeypatch):
+    switched = []
+    monkeypatch.setattr(gpu, "use_torch", lambda: switched.append(len(calls)))
+    hopper_attention.flash_attn_func(*inputs())
+    assert switched == [0]
+
+
 def test_wrong_ranks_reach_the_checks(calls):
     q, k, v = inputs()
     hopper_attention.flash_attn_func(q[0, 0], k, v, return_attn_probs=True)
