@@ -274,6 +274,10 @@ struct Done {
   int index;  // of the tile in the list; -1 where work is shared out by units
 };
 
+// What a source of work may find in its caller's item: that of a tile before.
+constexpr WorkItem kStaleItem{
+    .place = 1, .head = 2, .m = 3, .first = 4, .last = 5, .units = 6, .slot = 7, .in_cluster = true};
+
 enum class Turn { kRandom, kLeastLoaded, kLastFirst };
 
 char const* const kTooManyEmpty = "more than two tiles without queries of a sequence and head group";
@@ -315,7 +319,7 @@ std::string run_drawing(AttentionParams const& params, KernelPlan const& kernel,
       counter = old >= draws.last_of_counter() ? 0 : old + 1;
       return index = draws.first_of_counter() + static_cast<int>(old);
     };
-    WorkItem item;
+    WorkItem item = kStaleItem;
     Sequence sequence{};
     ctas[static_cast<std::size_t>(c)].source.next(item, sequence, draw);
     if (item.place < 0) { continue; }
@@ -383,7 +387,8 @@ std::vector<Done> run_tile_list(AttentionParams const& params, KernelPlan const&
   std::vector<Done> done;
   for (int cta = 0; cta < kernel.ctas; ++cta) {
     DenseWorkSource source(params, cta, params.parts.on());
-    for (WorkItem item;;) {
+    for (;;) {
+      WorkItem item = kStaleItem;
       Sequence sequence{};
       source.next(item, sequence, 0);
       if (item.place < 0) { break; }
@@ -544,7 +549,7 @@ std::string run_clusters(AttentionParams const& params, KernelPlan const& kernel
     std::vector<TileName> mine;
     for (int calls = 0;; ++calls) {
       if (calls > 100'000) { return "no end"; }
-      WorkItem item;
+      WorkItem item = kStaleItem;
       Sequence sequence{};
       source.next(item, sequence, 0);
       if (item.place < 0) { break; }
@@ -697,7 +702,12 @@ std::string call_fault(Call& call, Random& random, Seen& seen) {
       ++seen.by_index;
       return fault;
     }
-    for (auto const& [name, parts] : tiles) { ++(parts.size() > 1 ? seen.in_equal_parts : seen.whole_instead); }
+    for (auto const& [name, parts] : tiles) {
+      ++(parts.size() > 1 ? seen.in_equal_parts : seen.whole_instead);
+      auto const blocks = [](Part const& part) { return part.end - part.begin; };
+      auto const [least, most] = std::ranges::minmax(parts, {}, blocks);
+      if (blocks(most) > blocks(least) + 1) { return "parts of a tile that are not equal"; }
+    }
     if (fault.empty()) { fault = slot_fault(done); }
     return fault.empty() ? combine_fault(call, kernel, tiles) : fault;
   }
@@ -1501,6 +1511,25 @@ TEST_CASE("find_place: the first place whose sum is greater, past those that add
               return until[static_cast<std::size_t>(p)];
             }) == expected);
   }
+}
+
+TEST_CASE("scaled_cut: units of the longest sequences fall on blocks in proportion, and never go back") {
+  Random random(8);
+  for (int i = 0; i < 20'000; ++i) {
+    int const blocks = 1 << pick(random, 0, 22);
+    int const longest = blocks + pick(random, 0, blocks);
+    int const units = std::max(1, static_cast<int>(std::int64_t{longest} * pick(random, 30, 300) / 100));
+    int const x = pick(random, 0, units);
+    int const cut = scaled_cut(x, units, longest);
+    CAPTURE(units);
+    CAPTURE(longest);
+    CAPTURE(x);
+    REQUIRE(std::abs(cut - std::int64_t{x} * longest / units) <= 1 + longest / 1000);
+    REQUIRE(cut <= scaled_cut(std::min(units, x + 1), units, longest));
+    REQUIRE((cut >= 0 && cut <= longest));
+  }
+  CHECK(scaled_cut(0, 3, 7) == 0);
+  CHECK(scaled_cut(3, 3, 7) == 7);
 }
 
 TEST_CASE("part_of: parts of a range are disjoint, cover it, and keep which blocks need no mask") {
