@@ -125,6 +125,13 @@ TEST_CASE("append: right calls") {
       {"dense", right_call},
       {"rotary", with_rotary},
       {"queries that are not rotated", with_queries},
+      {"as many columns as there may be",
+       [] {
+         return changed(right_call(), [](A& a) {
+           a.k_new = contiguous(1 * kMiB, kHalf, {2, 3, 2, 256});
+           a.k_cache = contiguous(3 * kMiB, kHalf, {2, 9, 2, 256});
+         });
+       }},
       {"pages", with_pages},
       {"packed tokens", with_packed_tokens},
       {"one length for all", [] { return changed(right_call(), [](A& a) { a.seqused_k = {}, a.seqused_k_all = 0; }); }},
