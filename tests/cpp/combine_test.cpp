@@ -171,6 +171,18 @@ TEST_CASE("merge_states: wrong arguments") {
              a.out.shape[1] = 3;
            },
            "value: out: dim 1", "must be 4, as in out_a"},
+          {"too many rows",
+           [](M& a) {
+             a.out_a.shape = {1 << 15, 1 << 15, 2, 8};
+             a.out_a.stride = {0, 0, 0, 1};
+           },
+           "value: out_a:", "2^30 rows"},
+          {"too many packed rows",
+           [](M& a) {
+             a.out_a = contiguous(kMiB, DataType::kBFloat16, {1 << 29, 4, 8});
+             a.out_a.stride = {0, 0, 1};
+           },
+           "value: out_a:", "2^30 rows"},
           {"bf16 LSE", [](M& a) { a.lse_b.dtype = DataType::kBFloat16; }, "type: lse_b:", "fp32"},
           {"LSE of (B, M, H)", [](M& a) { a.lse_a = contiguous(2 * kMiB, kFloat, {2, 5, 4}); }, "value: lse_a: dim 1",
            "must be 4"},
