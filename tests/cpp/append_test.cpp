@@ -283,6 +283,8 @@ TEST_CASE("append: wrong calls") {
        "page_table:", "found 1 dims"},
       {"page table of int64", with_pages, [](A& a) { a.page_table.dtype = DataType::kUnsupported; }, kType,
        "page_table: dtype", "int32"},
+      {"page table on the CPU", with_pages, [](A& a) { a.page_table.device = kCpuDevice; }, kArgument,
+       "page_table:", "the CPU"},
       {"page table of another batch", with_pages, [](A& a) { a.page_table.shape[0] = 1; }, kArgument,
        "page_table: dim 0", "must be 2"},
       {"page table with gaps", with_pages, [](A& a) { a.page_table.stride[1] = 2; }, kArgument, "page_table: stride",

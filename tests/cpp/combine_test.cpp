@@ -132,6 +132,10 @@ TEST_CASE("combine: what passes") {
   args.out = contiguous(4 * kMiB + 8, DataType::kFloat16, {2, 5, 4, 64});  // 4 elements are enough
   CHECK(outcome(args) == "");
   args = valid_combine();
+  args.out_partial = contiguous(1 * kMiB, kFloat, {3, 2, 5, 4, 512});  // as many columns as there may be
+  args.out = contiguous(8 * kMiB, DataType::kBFloat16, {2, 5, 4, 512});
+  CHECK(outcome(args) == "");
+  args = valid_combine();
   args.out_partial = contiguous(0, kFloat, {0, 2, 5, 4, 64});  // no parts: rows without keys
   args.lse_partial = contiguous(0, kFloat, {0, 2, 5, 4});
   CHECK(outcome(args) == "");

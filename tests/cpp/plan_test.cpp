@@ -483,6 +483,7 @@ TEST_CASE("plan_with: a forced choice replaces the plan's own and is named as fo
   TileConfig const small = find_tile(128, 128, TileUse::kSmallGrid)->tile;
   CHECK(plan(many, card(132)).tile != small);
   CHECK(plan_with(many, card(132), {.tile = small}).tile == small);
+  CHECK_THROWS_AS(plan_with(many, card(132), {.tile = {.rows = 7}}), InvalidArgument);
   Plan const split = plan_with(p, card(132), {.num_splits = 2});
   CHECK((split.forces_splits && split.max_splits == 2));
 }

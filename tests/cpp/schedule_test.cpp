@@ -1442,6 +1442,13 @@ TEST_CASE("schedule: whole tiles of many queries are cut where they leave so muc
   }
 }
 
+TEST_CASE("leave_grid_idle: also where every block has a tile, but one is much longer than the others") {
+  int const ctas = 132;
+  CHECK(leave_grid_idle(ctas, 10LL * ctas, 400, ctas, false));
+  CHECK_FALSE(leave_grid_idle(ctas, 390LL * ctas, 400, ctas, false));        // too little to be worth it
+  CHECK_FALSE(leave_grid_idle(20 * ctas, 8000LL * ctas, 500, ctas, false));  // short ones fill the gap
+}
+
 TEST_CASE("tiles_are_even: where the first query sees three quarters of the keys of the last") {
   struct Prompt {
     char const* why;

@@ -371,6 +371,10 @@ TEST_CASE("validate: what the problem says of layouts and bounds") {
     args.max_seqlen_k = -1;
     args.seqlen_k_new = 1000;
     CHECK(validate(args).seqlen_k == 80);
+    args.k = contiguous(2 * kMiB, DataType::kBFloat16, {12, 1, 2, 64});
+    args.v = contiguous(3 * kMiB, DataType::kBFloat16, {12, 1, 2, 64});
+    CHECK(validate(args).keys == KeyLayout::kPaged);
+    CHECK(validate(args).page_size == 1);
   }
   SUBCASE("a cache with lengths on the device") {
     Arguments args = cache_call();
