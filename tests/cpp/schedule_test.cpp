@@ -1534,6 +1534,7 @@ TEST_CASE("scaled_cut: units of the longest sequences fall on blocks in proporti
     REQUIRE(std::abs(cut - std::int64_t{x} * longest / units) <= 1 + longest / 1000);
     REQUIRE(cut <= scaled_cut(std::min(units, x + 1), units, longest));
     REQUIRE((cut >= 0 && cut <= longest));
+    REQUIRE(scaled_cut(units, units, longest) == longest);
   }
   CHECK(scaled_cut(0, 3, 7) == 0);
   CHECK(scaled_cut(3, 3, 7) == 7);
