@@ -198,6 +198,34 @@ TEST_CASE("append: right calls") {
   }
 }
 
+TEST_CASE("append: what is written shares no memory with lengths and page tables, which are read meanwhile") {
+  A packed = with_packed_tokens();
+  packed.rotary_seqlens = contiguous(13 * kMiB, kInt, {2});
+  A indexed = with_rotary();
+  indexed.cache_batch_idx = contiguous(14 * kMiB, kInt, {2});
+  struct Read {
+    char const* name;
+    Tensor A::* tensor;
+    A const& call;
+  };
+  for (auto const& [name, tensor, call] : {Read{"cache_seqlens", &A::seqused_k, packed},
+                                           {"page_table", &A::page_table, packed},
+                                           {"cu_seqlens_k_new", &A::cu_seqlens_k_new, packed},
+                                           {"cu_seqlens_q", &A::cu_seqlens_q, packed},
+                                           {"rotary_seqlens", &A::rotary_seqlens, packed},
+                                           {"cache_batch_idx", &A::cache_batch_idx, indexed}}) {
+    CAPTURE(name);
+    REQUIRE(outcome(call).kind == Kind::kNoError);
+    for (Tensor A::* written : {&A::k_cache, &A::v_cache, &A::q_rotated}) {
+      A args = call;
+      (args.*tensor).data = (args.*written).data;
+      Outcome const found = outcome(args);
+      CHECK(found.kind == kArgument);
+      CHECK(found.message.find(": shares memory with " + std::string(name)) != std::string::npos);
+    }
+  }
+}
+
 TEST_CASE("append: wrong calls") {
   std::vector<Wrong> const cases{
       {"no k", right_call, [](A& a) { a.k_new = {}; }, kArgument, "k:", "none was given"},
