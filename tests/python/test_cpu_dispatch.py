@@ -100,6 +100,21 @@ def test_torch_result_passes_the_gates():
     assert result, result.message
 
 
+def test_results_are_on_the_device_of_q_whatever_the_default_device_is():
+    torch = pytest.importorskip("torch")
+    q, k, v = (torch.from_numpy(x) for x in arrays())
+    lengths = torch.tensor([3, 9], dtype=torch.int32)
+    parts, logs = torch.zeros(3, 2, 5, 4, 8), torch.zeros(3, 2, 5, 4)
+    with torch.device("meta"):
+        found = [
+            *hopper_attention.flash_attn_func(q, k, v, return_attn_probs=True),
+            *hopper_attention.flash_attn_combine(parts, logs),
+            *hopper_attention.merge_states(parts[0], logs[0].mT, parts[1], logs[1].mT),
+            schedule_call(cache_seqlens=lengths),
+        ]
+    assert [x.device.type for x in found] == 7 * ["cpu"]
+
+
 def test_numpy_works_without_torch():
     code = (
         "import sys; sys.modules['torch'] = None\n"
