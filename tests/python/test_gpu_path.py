@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import hopper_attention
-from hopper_attention import _core, cache, gpu, interface, schedule
+from hopper_attention import _core, cache, gpu, interface, merging, schedule
 
 torch = pytest.importorskip("torch")
 
@@ -529,6 +529,56 @@ def test_fp8_says_so(calls, monkeypatch, function, which):
     more = varlen_inputs()[3:] if "varlen" in function else ()
     with pytest.raises(NotImplementedError, match=f"^{which[0]}(_cache)?: fp8 is not available"):
         getattr(hopper_attention, function)(q, k, v, *more, out=torch.zeros(1))
+
+
+UNNAMED_DTYPES = {  # function, what `_core` says, what the caller is told
+    "cu_seqlens_k": ("flash_attn_varlen_func", "forward", "cu_seqlens_k", "int64"),
+    "s_aux": ("flash_attn_func", "forward", "sinks (s_aux)", "float64"),
+    "page_table": ("flash_attn_with_kvcache", "forward", "page_table", "int64"),
+    "cache_seqlens": ("flash_attn_with_kvcache", "check", "seqused_k", "int64"),
+    "rotary_cos": ("flash_attn_with_kvcache", "append", "rotary_cos", "float64"),
+    "q": ("flash_attn_func", "forward", "q", "float64"),
+}
+
+
+@pytest.mark.parametrize("name", UNNAMED_DTYPES)
+def test_dtypes_that_the_library_has_no_name_for_are_named(calls, monkeypatch, name):
+    function, core, said, dtype = UNNAMED_DTYPES[name]
+
+    def fail(*args, **options):
+        raise TypeError(f"{said}: dtype must be another one, found another dtype")
+
+    monkeypatch.setattr(gpu._core, core, fail)
+    given = dict(zip(["q", "k", "v", "cu_seqlens_q", "cu_seqlens_k"], varlen_inputs(), strict=False))
+    if function != "flash_attn_varlen_func":
+        names = ["q", "k_cache", "v_cache"] if "cache" in function else ["q", "k", "v"]
+        given = dict(zip(names, cache_inputs(), strict=True))
+    if core in ("check", "append"):
+        given |= {**new_inputs(), "cache_seqlens": 3, "rotary_cos": torch.ones(4, 16), "rotary_sin": torch.ones(4, 16)}
+    given[name] = given[name].double() if name == "q" else torch.ones(3, dtype=getattr(torch, dtype))
+    named = "sinks .s_aux." if name == "s_aux" else name
+    with pytest.raises(TypeError, match=f"^{named}: dtype must be another one, found {dtype}$"):
+        getattr(hopper_attention, function)(**given)
+
+
+def test_dtypes_of_merges_and_schedules_are_named(calls, monkeypatch):
+    def fail(*args, **options):
+        raise TypeError(f"{fail.name}: dtype must be fp32, found another dtype")
+
+    monkeypatch.setattr(merging, "_core", SimpleNamespace(combine=fail, merge_states=fail))
+    monkeypatch.setattr(gpu._core, "make_schedule", fail)
+    x, lse = torch.zeros(2, 3, 4, 8), torch.zeros(2, 4, 3)
+    fail.name = "lse_b"
+    with pytest.raises(TypeError, match="^lse_b: dtype must be fp32, found float64$"):
+        hopper_attention.merge_states(x, lse, x, lse.double())
+    fail.name = "lse_partial"
+    with pytest.raises(TypeError, match="^lse_partial: dtype must be fp32, found int64$"):
+        hopper_attention.flash_attn_combine(x[None], lse.mT[None].long())
+    fail.name = "seqused_k"
+    with pytest.raises(TypeError, match="^cache_seqlens: dtype must be fp32, found int64$"):
+        hopper_attention.get_scheduler_metadata(2, 1, 9, 4, 2, 64, torch.tensor([3, 4]))
+    with pytest.raises(TypeError, match="^qkv_dtype: must be bfloat16 or float16, found float8_e4m3fn$"):
+        hopper_attention.get_scheduler_metadata(2, 1, 9, 4, 2, 64, torch.tensor([3, 4]), torch.float8_e4m3fn)
 
 
 @pytest.mark.parametrize("function", ["flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache"])
