@@ -418,3 +418,10 @@ def test_a_chunk_alone_makes_rotated_queries_move():
     window, chunk, nothing = call(window_size=(50, 50)), call(attention_chunk=50), call()
     np.testing.assert_allclose(chunk, window, **TOLERANCE)
     assert np.abs(chunk - nothing)[:, 1:].max() > 1e-3
+
+
+@pytest.mark.filterwarnings("error")
+def test_scores_that_overflow_give_nan_without_a_warning():
+    huge = np.full((1, 2, 1, 4), 1e30, np.float32)
+    out, lse = reference.flash_attn_func(huge, huge, np.ones_like(huge), return_attn_probs=True)
+    assert np.isnan(out).all() and np.isnan(lse).all()
