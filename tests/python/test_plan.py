@@ -118,6 +118,12 @@ def test_wrong_questions(name, error, changes):
         plan(**changes)
 
 
+def test_a_torch_device_that_is_no_gpu():
+    torch = pytest.importorskip("torch")
+    with pytest.raises(ValueError, match="^device: must be one of H100, .*, found .cpu.$"):
+        plan(device=torch.device("cpu"))
+
+
 def test_without_a_gpu_the_message_names_the_way_out():
     try:
         _core.device_info(0)
@@ -237,8 +243,9 @@ def test_the_support_matrix_lists_192_with_128(dtype):
 
 
 def test_warmup_refuses_what_is_no_gpu():
-    with pytest.raises(ValueError, match="^device: a CUDA device is needed, found 'H100'"):
-        hopper_attention.warmup("H100")
+    for wrong in ("H100", 0):
+        with pytest.raises(ValueError, match=f'^device: a CUDA device is needed, "cuda:0" .*, found {wrong!r}'):
+            hopper_attention.warmup(wrong)
     if not hopper_attention.built_kernels():
         with pytest.raises(RuntimeError):
             hopper_attention.warmup("cuda:0")
