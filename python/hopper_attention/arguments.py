@@ -8,6 +8,7 @@ from typing import Any
 
 _CUDA = 2  # DLPack's kDLCUDA
 _INT64_END = 1 << 63
+_UNNAMED_DTYPE = "another dtype"  # as src/host/text.h
 _SHORT_NAMES = {"bf16": "bfloat16", "fp16": "float16", "half": "float16"}
 
 
@@ -123,6 +124,15 @@ def dtype_name(dtype: Any) -> str:
     name = dtype.__name__ if isinstance(dtype, type) else str(dtype)
     name = name.removeprefix("torch.")
     return _SHORT_NAMES.get(name, name)
+
+
+def naming_dtype(error: TypeError, tensors: dict[str, Any]) -> TypeError:
+    """The error with the name of the dtype, where it is one that `_core` has no name for. tensors: by their names there."""
+    name, colon, rest = str(error).partition(":")
+    dtype = getattr(tensors.get(name), "dtype", None)
+    if dtype is None or not rest.endswith(_UNNAMED_DTYPE):
+        return error
+    return TypeError(name + colon + rest.removesuffix(_UNNAMED_DTYPE) + dtype_name(dtype))
 
 
 def needed(name: str, value: Any, when: str = "") -> Any:

@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from hopper_attention import _core, gpu
-from hopper_attention.arguments import check_torch_inputs, flag, is_torch, lengths, on_cuda, window
+from hopper_attention.arguments import check_torch_inputs, flag, is_torch, lengths, naming_dtype, on_cuda, window
 
 # What flash_attn_with_kvcache calls the arguments of attention.
 _NAMES = {"k": "k_cache", "v": "v_cache", "seqused_k": "cache_seqlens"}
@@ -92,7 +92,7 @@ def attend(
         )
         if not appends:
             return gpu.forward(args, return_lse)
-        _core.check(*args)  # before anything is written
+        gpu.check(args)  # before anything is written
     except (ValueError, TypeError, NotImplementedError) as error:
         raise renamed(error) from None
     rotated = None
@@ -171,26 +171,30 @@ def append(
         if not is_torch(q):
             raise TypeError("q: must be a torch tensor with rotary embedding, which allocates the rotated q")
         rotated = gpu.empty_output(q, q)
-    _core.append(
-        k,
-        v,
-        k_cache,
-        v_cache,
-        seqused_k=seqused_k,
-        seqused_k_all=seqused_k_all,
-        cu_seqlens_k_new=cu_seqlens_k_new,
-        page_table=page_table,
-        cache_batch_idx=cache_batch_idx,
-        rotary_cos=rotary_cos,
-        rotary_sin=rotary_sin,
-        q=q,
-        q_rotated=rotated,
-        cu_seqlens_q=cu_seqlens_q,
-        rotary_seqlens=rotary_seqlens if rotates else None,
-        rotary_interleaved=rotary_interleaved,
-        rotate_q_per_position=per_position,
-        stream=gpu.current_stream(q),
-    )
+    try:
+        _core.append(
+            k,
+            v,
+            k_cache,
+            v_cache,
+            seqused_k=seqused_k,
+            seqused_k_all=seqused_k_all,
+            cu_seqlens_k_new=cu_seqlens_k_new,
+            page_table=page_table,
+            cache_batch_idx=cache_batch_idx,
+            rotary_cos=rotary_cos,
+            rotary_sin=rotary_sin,
+            q=q,
+            q_rotated=rotated,
+            cu_seqlens_q=cu_seqlens_q,
+            rotary_seqlens=rotary_seqlens if rotates else None,
+            rotary_interleaved=rotary_interleaved,
+            rotate_q_per_position=per_position,
+            stream=gpu.current_stream(q),
+        )
+    except TypeError as error:
+        tables = {"rotary_cos": rotary_cos, "rotary_sin": rotary_sin, "rotary_seqlens": rotary_seqlens}
+        raise naming_dtype(error, {"k": k, "v": v, "cu_seqlens_k_new": cu_seqlens_k_new, **tables}) from None
     return rotated if rotates else q
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from hopper_attention.arguments import integer, is_torch, lengths, needed, window
+from hopper_attention.arguments import integer, is_torch, needed, window
 from hopper_attention.check_schedule import check_schedule, first_pair
 
 MOST_RANKS = 1 << 16  # as src/host/problem.cpp
@@ -104,8 +104,13 @@ def check_metadata(
         name = "cache_seqlens" if seqused_k is None else "seqused_k"
         if isinstance(seqused_k, int):
             raise TypeError("seqused_k: a tensor of lengths is needed, found int; only cache_seqlens may be one length")
-        tensor, for_all = (seqused_k, -1) if seqused_k is not None else lengths(name, cache_seqlens)
-        used = same(for_all, batch) if tensor is None else counts(name, tensor, batch)
+        tensor = cache_seqlens if seqused_k is None else seqused_k
+        if seqused_k is None and len(getattr(tensor, "shape", ())) == 0:  # one length for all
+            if (for_all := integer(name, tensor)) < 0:
+                raise ValueError(f"{name}: is {for_all}, must not be negative")
+            used = same(for_all, batch)
+        else:
+            used = counts(name, tensor, batch)
         check_upper(name, used, capacity, "the keys that the sequence has room for")
     elif table is not None:
         needed("seqused_k", None, "with page_table")

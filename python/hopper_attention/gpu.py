@@ -9,7 +9,16 @@ from functools import lru_cache
 from typing import Any
 
 from hopper_attention import _core, watching
-from hopper_attention.arguments import bound, check_torch_inputs, flag, integer, is_torch, number, window
+from hopper_attention.arguments import (
+    bound,
+    check_torch_inputs,
+    flag,
+    integer,
+    is_torch,
+    naming_dtype,
+    number,
+    window,
+)
 
 
 @lru_cache(maxsize=1)
@@ -50,11 +59,24 @@ def forward(args: tuple, return_lse: bool) -> Any:
     """Attention on the device of q with what `arguments` returned -> out, or (out, softmax_lse)."""
     try:
         _core.forward(*args)
-    except TypeError:
-        refuse_fp8(q=args[0], k=args[1], v=args[2])
-        refuse_long_integers(args)
-        raise
+    except TypeError as error:
+        raise explained(error, args) from None
     return (args[3], args[4]) if return_lse else args[3]
+
+
+def check(args: tuple) -> None:
+    """Raises as `forward`, and launches nothing."""
+    try:
+        _core.check(*args)
+    except TypeError as error:
+        raise explained(error, args) from None
+
+
+def explained(error: TypeError, args: tuple) -> TypeError:
+    """What to raise for a TypeError of `_core` on what `arguments` returned. Raises what says more than a TypeError."""
+    refuse_fp8(q=args[0], k=args[1], v=args[2])
+    refuse_long_integers(args)
+    return naming_dtype(error, {name: args[place] for name, place in _TENSORS.items()})
 
 
 def arguments(
@@ -171,6 +193,12 @@ def arguments(
     )
 
 
+# Where tensors are in what `arguments` returns, by their names in `_core`.
+_TENSORS = {
+    **{"q": 0, "k": 1, "v": 2, "out": 3, "softmax_lse": 4, "sinks (s_aux)": 5, "workspace": 16, "cu_seqlens_q": 18},
+    **{"cu_seqlens_k": 19, "seqused_q": 20, "seqused_k": 21, "page_table": 22, "cache_batch_idx": 23},
+    **{"cache_leftpad": 24, "cu_seqlens_k_new": 25, "cp_tot_seqused_k": 26, "scheduler_metadata": 27},
+}
 # Where `arguments` leaves integers of any length for `_core` to refuse.
 _INTEGERS = {10: "attention_chunk", 12: "num_splits", 13: "sm_margin", 32: "cp_world_size", 33: "cp_rank"}
 

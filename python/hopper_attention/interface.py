@@ -76,14 +76,14 @@ def flash_attn_func(
     q (B, Sq, Hq, D), k (B, Sk, Hk, D), v (B, Sk, Hk, Dv), bf16 or fp16 on one CUDA device, last stride 1, other strides
     free multiples of 16 bytes, base 16-byte aligned; head dims multiples of 8. On the CPU any float dtype.
 
-    softmax_scale: default D ** -0.5. causal: query i sees keys up to i + Sk - Sq (and the right window is 0 whatever
-    was passed). window_size: (left, right) keys beside that diagonal, inclusive; -1 is unlimited, None is (-1, -1).
-    attention_chunk: queries and keys of one chunk of this length see each other; 0 is off. softcap: softcap *
-    tanh(scores / softcap) before the mask; 0 is off. s_aux (Hq,) bf16, fp16 or fp32: a logit per head in the
-    denominator. num_splits: how many parts the keys of a tile may be cut into; 0 lets the plan choose, 1 to 256 is an
+    softmax_scale: default D ** -0.5; on the GPU not negative (negate q instead). causal: query i sees keys up to
+    i + Sk - Sq (and the right window is 0 whatever was passed). window_size: (left, right) keys beside that diagonal,
+    inclusive; -1 is unlimited, None is (-1, -1). attention_chunk: queries and keys of one chunk of this length see each
+    other; 0 is off. softcap: softcap * tanh(scores / softcap) before the mask; 0 is off. s_aux (Hq,) bf16, fp16 or
+    fp32: a logit per head in the denominator. num_splits: how many parts the keys of a tile may be cut into; 0 lets the plan choose, 1 to 256 is an
     upper bound. sm_margin: SMs left free. batch_invariant: the bits of a sequence's result depend on that sequence
     alone, not on other sequences, num_splits, max_seqlen_* or whether metadata is given. That costs time (batches of 32
-    and more up to 19 %, one sequence up to 5 times) and workspace: a slot for every 4,096 keys that a sequence of few
+    and more up to 17 %, one sequence up to 4.5 times) and workspace: a slot for every 4,096 keys that a sequence of few
     queries may have.
 
     out (B, Sq, Hq, Dv), dtype of q: written and returned; must not overlap an input. softmax_lse (B, Hq, Sq) float32,

@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from hopper_attention import _core
-from hopper_attention.arguments import check_torch_inputs, is_torch
+from hopper_attention.arguments import check_torch_inputs, is_torch, naming_dtype
 from hopper_attention.gpu import current_stream, stream_comes_with_tensors
 
 
@@ -29,7 +29,10 @@ def combine(out_partial: Any, lse_partial: Any, out: Any, out_dtype: Any) -> tup
         raise TypeError(f"out: dtype must be out_dtype, {dtype}, found {out.dtype}")
     lse = torch.empty((batch, heads, queries), dtype=torch.float32, device=out_partial.device).transpose(1, 2)
     out_partial, lse_partial, given_out = readable(out_partial, lse_partial, out)
-    _core.combine(out_partial, lse_partial, given_out, lse, current_stream(out_partial))
+    try:
+        _core.combine(out_partial, lse_partial, given_out, lse, current_stream(out_partial))
+    except TypeError as error:
+        raise naming_dtype(error, {"out_partial": out_partial, "lse_partial": lse_partial, "out": out}) from None
     return out, lse
 
 
@@ -42,7 +45,11 @@ def merge_states(out_a: Any, lse_a: Any, out_b: Any, lse_b: Any, out: Any, lse: 
     if lse is None:
         lse = empty_like("lse", lse_a, "lse_a")
     out_a, lse_a, out_b, lse_b, given_out, given_lse = readable(out_a, lse_a, out_b, lse_b, out, lse)
-    _core.merge_states(out_a, lse_a, out_b, lse_b, given_out, given_lse, current_stream(out_a))
+    try:
+        _core.merge_states(out_a, lse_a, out_b, lse_b, given_out, given_lse, current_stream(out_a))
+    except TypeError as error:
+        given = {"out_a": out_a, "lse_a": lse_a, "out_b": out_b, "lse_b": lse_b, "out": out, "lse": lse}
+        raise naming_dtype(error, given) from None
     return out, lse
 
 

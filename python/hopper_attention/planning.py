@@ -225,7 +225,7 @@ def warmup(device: Any = None) -> None:
     """
     ordinal = device_ordinal(device)
     if ordinal is None:
-        raise ValueError(f"device: a CUDA device is needed, found {device!r}")
+        raise ValueError(f'device: a CUDA device is needed, "cuda:0" or a torch.device, found {device!r}')
     _core.require_supported_device(ordinal)
     _core.warmup(ordinal)
 
@@ -273,8 +273,9 @@ def device_info(device: Any) -> _core.DeviceInfo:
             return _core.device_info(ordinal)
         except RuntimeError as error:
             raise RuntimeError(f'{error}; pass device="H100" to plan without a GPU') from None
-    if isinstance(device, str):
-        return _core.device_info(device)
+    torch = sys.modules.get("torch")
+    if isinstance(device, str) or (torch is not None and isinstance(device, torch.device)):
+        return _core.device_info(str(device))
     sms = integer("device", device)
     if sms < 1:
         raise ValueError(f"device: the number of SMs must be at least 1, found {sms}")

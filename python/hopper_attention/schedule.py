@@ -6,7 +6,7 @@ import contextlib
 import sys
 from typing import Any
 
-from hopper_attention import _core, gpu
+from hopper_attention import _core, features, gpu
 from hopper_attention.arguments import (
     bound,
     dtype_name,
@@ -14,6 +14,7 @@ from hopper_attention.arguments import (
     integer,
     is_torch,
     lengths,
+    naming_dtype,
     on_cuda,
     size_of_pages,
     window,
@@ -80,7 +81,9 @@ def make(
     try:
         options["stream"] = gpu.current_stream(out)
         _core.make_schedule(out, **options)
-    except (ValueError, TypeError, NotImplementedError) as error:
+    except TypeError as error:
+        raise renamed(naming_dtype(error, {**options, "out (metadata)": out})) from None
+    except (ValueError, NotImplementedError) as error:
         raise renamed(error) from None
     return out
 
@@ -105,8 +108,11 @@ def numbers(
     """What is no tensor, for `_core.make_schedule` and `_core.plan`."""
     head_dim = integer("headdim", headdim)
     left, right = window(window_size)
+    dtype = "bfloat16" if qkv_dtype is None else dtype_name(qkv_dtype)
+    if dtype not in features.DTYPES:
+        raise TypeError(f"qkv_dtype: must be {' or '.join(features.DTYPES)}, found {dtype}")
     return {
-        "dtype": "bfloat16" if qkv_dtype is None else dtype_name(qkv_dtype),
+        "dtype": dtype,
         "batch": integer("batch_size", batch_size),
         "seqlen_q": bound("max_seqlen_q", max_seqlen_q),
         "seqlen_k": bound("max_seqlen_k", max_seqlen_k),

@@ -66,7 +66,7 @@ bool is_same_call(Call const& a, Call const& b) {
 
 // What the tensors of a call span that may share memory.
 using CallBytes = std::array<std::int64_t, 17>;
-using AppendBytes = std::array<std::int64_t, 8>;
+using AppendBytes = std::array<std::int64_t, 14>;
 CallBytes spanned_bytes(Arguments const& args);
 AppendBytes spanned_bytes(AppendArguments const& args);
 

@@ -216,7 +216,13 @@ constexpr auto members_with(Member... written) {
                     NamedMember<AppendArguments>{"v", &AppendArguments::v_new},
                     NamedMember<AppendArguments>{"q", &AppendArguments::q},
                     NamedMember<AppendArguments>{"rotary_cos", &AppendArguments::rotary_cos},
-                    NamedMember<AppendArguments>{"rotary_sin", &AppendArguments::rotary_sin}};
+                    NamedMember<AppendArguments>{"rotary_sin", &AppendArguments::rotary_sin},
+                    NamedMember<AppendArguments>{"cache_seqlens", &AppendArguments::seqused_k},
+                    NamedMember<AppendArguments>{"page_table", &AppendArguments::page_table},
+                    NamedMember<AppendArguments>{"cache_batch_idx", &AppendArguments::cache_batch_idx},
+                    NamedMember<AppendArguments>{"cu_seqlens_k_new", &AppendArguments::cu_seqlens_k_new},
+                    NamedMember<AppendArguments>{"cu_seqlens_q", &AppendArguments::cu_seqlens_q},
+                    NamedMember<AppendArguments>{"rotary_seqlens", &AppendArguments::rotary_seqlens}};
 }
 
 constexpr auto kMembers = members_with(kRotated, kKeys, kValues);

@@ -125,6 +125,13 @@ TEST_CASE("append: right calls") {
       {"dense", right_call},
       {"rotary", with_rotary},
       {"queries that are not rotated", with_queries},
+      {"as many columns as there may be",
+       [] {
+         return changed(right_call(), [](A& a) {
+           a.k_new = contiguous(1 * kMiB, kHalf, {2, 3, 2, 256});
+           a.k_cache = contiguous(3 * kMiB, kHalf, {2, 9, 2, 256});
+         });
+       }},
       {"pages", with_pages},
       {"packed tokens", with_packed_tokens},
       {"one length for all", [] { return changed(right_call(), [](A& a) { a.seqused_k = {}, a.seqused_k_all = 0; }); }},
@@ -191,6 +198,34 @@ TEST_CASE("append: right calls") {
   }
 }
 
+TEST_CASE("append: what is written shares no memory with lengths and page tables, which are read meanwhile") {
+  A packed = with_packed_tokens();
+  packed.rotary_seqlens = contiguous(13 * kMiB, kInt, {2});
+  A indexed = with_rotary();
+  indexed.cache_batch_idx = contiguous(14 * kMiB, kInt, {2});
+  struct Read {
+    char const* name;
+    Tensor A::* tensor;
+    A const& call;
+  };
+  for (auto const& [name, tensor, call] : {Read{"cache_seqlens", &A::seqused_k, packed},
+                                           {"page_table", &A::page_table, packed},
+                                           {"cu_seqlens_k_new", &A::cu_seqlens_k_new, packed},
+                                           {"cu_seqlens_q", &A::cu_seqlens_q, packed},
+                                           {"rotary_seqlens", &A::rotary_seqlens, packed},
+                                           {"cache_batch_idx", &A::cache_batch_idx, indexed}}) {
+    CAPTURE(name);
+    REQUIRE(outcome(call).kind == Kind::kNoError);
+    for (Tensor A::* written : {&A::k_cache, &A::v_cache, &A::q_rotated}) {
+      A args = call;
+      (args.*tensor).data = (args.*written).data;
+      Outcome const found = outcome(args);
+      CHECK(found.kind == kArgument);
+      CHECK(found.message.find(": shares memory with " + std::string(name)) != std::string::npos);
+    }
+  }
+}
+
 TEST_CASE("append: wrong calls") {
   std::vector<Wrong> const cases{
       {"no k", right_call, [](A& a) { a.k_new = {}; }, kArgument, "k:", "none was given"},
@@ -212,6 +247,7 @@ TEST_CASE("append: wrong calls") {
       {"heads of k", right_call, [](A& a) { a.k_new.shape[2] = 1; }, kArgument, "k: dim 2 (heads)", "must be 2"},
       {"head dim of v", right_call, [](A& a) { a.v_new.shape[3] = 64; }, kArgument, "v: dim 3 (head_dim)",
        "must be 32"},
+      {"sequences of v", right_call, [](A& a) { a.v_new.shape[0] = 3; }, kArgument, "v: dim 0 (batch)", "must be 2"},
       {"tokens of v", right_call, [](A& a) { a.v_new.shape[1] = 4; }, kArgument, "v: dim 1 (tokens)", "must be 3"},
       {"slots of the V cache", right_call, [](A& a) { a.v_cache.shape[1] = 8; }, kArgument, "v_cache: dim 1", "be 9"},
       {"head dim 60", right_call, [](A& a) { a.k_cache.shape[3] = 60; }, kArgument, "k_cache: head_dim", "found 60"},
@@ -275,6 +311,8 @@ TEST_CASE("append: wrong calls") {
        "page_table:", "found 1 dims"},
       {"page table of int64", with_pages, [](A& a) { a.page_table.dtype = DataType::kUnsupported; }, kType,
        "page_table: dtype", "int32"},
+      {"page table on the CPU", with_pages, [](A& a) { a.page_table.device = kCpuDevice; }, kArgument,
+       "page_table:", "the CPU"},
       {"page table of another batch", with_pages, [](A& a) { a.page_table.shape[0] = 1; }, kArgument,
        "page_table: dim 0", "must be 2"},
       {"page table with gaps", with_pages, [](A& a) { a.page_table.stride[1] = 2; }, kArgument, "page_table: stride",
@@ -283,6 +321,12 @@ TEST_CASE("append: wrong calls") {
        "cache_batch_idx:", "page_table"},
       {"empty cu_seqlens_k_new", with_packed_tokens, [](A& a) { a.cu_seqlens_k_new.shape[0] = 0; }, kArgument,
        "cu_seqlens_k_new:", "(batch + 1,)"},
+      {"cu_seqlens_k_new on the CPU", with_packed_tokens, [](A& a) { a.cu_seqlens_k_new.device = kCpuDevice; },
+       kArgument, "cu_seqlens_k_new:", "the CPU"},
+      {"cu_seqlens_k_new of int64", with_packed_tokens, [](A& a) { a.cu_seqlens_k_new.dtype = DataType::kUnsupported; },
+       kType, "cu_seqlens_k_new: dtype", "int32"},
+      {"cu_seqlens_k_new with gaps", with_packed_tokens, [](A& a) { a.cu_seqlens_k_new.stride[0] = 2; }, kArgument,
+       "cu_seqlens_k_new: must be contiguous", "2"},
       {"cu_seqlens_q of another batch", with_packed_tokens, [](A& a) { a.cu_seqlens_q.shape[0] = 2; }, kArgument,
        "cu_seqlens_q: must have batch + 1 elements, 3", "found 2"},
       {"cos alone", with_rotary, [](A& a) { a.rotary_sin = {}; }, kArgument, "rotary_sin:", "together"},
@@ -291,6 +335,11 @@ TEST_CASE("append: wrong calls") {
        "fp16"},
       {"sin in another dtype", with_rotary, [](A& a) { a.rotary_sin.dtype = DataType::kFloat32; }, kType,
        "rotary_sin: dtype", "fp32"},
+      {"cos on the CPU", with_rotary, [](A& a) { a.rotary_cos.device = kCpuDevice; }, kArgument,
+       "rotary_cos:", "the CPU"},
+      {"sin on another GPU", with_rotary, [](A& a) { a.rotary_sin.device = 1; }, kArgument, "rotary_sin:", "cuda:1"},
+      {"cos that goes back", with_rotary, [](A& a) { a.rotary_cos.stride[0] = -16; }, kArgument,
+       "rotary_cos: stride of dim 0", "negative"},
       {"cos of another width", with_rotary, [](A& a) { a.rotary_sin.shape[1] = 8; }, kArgument, "rotary_sin: dim 1",
        "16"},
       {"cos without positions", with_rotary, [](A& a) { a.rotary_cos.shape[0] = a.rotary_sin.shape[0] = 0; }, kArgument,

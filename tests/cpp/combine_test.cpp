@@ -132,6 +132,10 @@ TEST_CASE("combine: what passes") {
   args.out = contiguous(4 * kMiB + 8, DataType::kFloat16, {2, 5, 4, 64});  // 4 elements are enough
   CHECK(outcome(args) == "");
   args = valid_combine();
+  args.out_partial = contiguous(1 * kMiB, kFloat, {3, 2, 5, 4, 512});  // as many columns as there may be
+  args.out = contiguous(8 * kMiB, DataType::kBFloat16, {2, 5, 4, 512});
+  CHECK(outcome(args) == "");
+  args = valid_combine();
   args.out_partial = contiguous(0, kFloat, {0, 2, 5, 4, 64});  // no parts: rows without keys
   args.lse_partial = contiguous(0, kFloat, {0, 2, 5, 4});
   CHECK(outcome(args) == "");
@@ -160,6 +164,29 @@ TEST_CASE("merge_states: wrong arguments") {
           {"unknown dtype", [](M& a) { a.out_a.dtype = DataType::kUnsupported; }, "type: out_a:", "fp32, bf16 or fp16"},
           {"dtypes differ", [](M& a) { a.out_b.dtype = DataType::kFloat16; }, "type: out_b:", "bf16, found fp16"},
           {"fp32 out", [](M& a) { a.out.dtype = kFloat; }, "type: out:", "that of out_a"},
+          {"heads of out_b", [](M& a) { a.out_b.shape[2] = 3; }, "value: out_b: dim 2", "must be 4, as in out_a"},
+          {"columns of out", [](M& a) { a.out.shape[3] = 56; }, "value: out: dim 3", "must be 64, as in out_a"},
+          {"out on another GPU", [](M& a) { a.out.device = 1; }, "value: out:", "cuda:1"},
+          {"heads of a packed out",
+           [](M& a) {
+             for (Tensor* const t : {&a.out_a, &a.out_b, &a.out}) {
+               *t = contiguous(reinterpret_cast<std::uintptr_t>(t->data), DataType::kBFloat16, {10, 4, 64});
+             }
+             a.out.shape[1] = 3;
+           },
+           "value: out: dim 1", "must be 4, as in out_a"},
+          {"too many rows",
+           [](M& a) {
+             a.out_a.shape = {1 << 15, 1 << 15, 2, 8};
+             a.out_a.stride = {0, 0, 0, 1};
+           },
+           "value: out_a:", "2^30 rows"},
+          {"too many packed rows",
+           [](M& a) {
+             a.out_a = contiguous(kMiB, DataType::kBFloat16, {1 << 29, 4, 8});
+             a.out_a.stride = {0, 0, 1};
+           },
+           "value: out_a:", "2^30 rows"},
           {"bf16 LSE", [](M& a) { a.lse_b.dtype = DataType::kBFloat16; }, "type: lse_b:", "fp32"},
           {"LSE of (B, M, H)", [](M& a) { a.lse_a = contiguous(2 * kMiB, kFloat, {2, 5, 4}); }, "value: lse_a: dim 1",
            "must be 4"},

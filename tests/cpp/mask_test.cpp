@@ -295,6 +295,18 @@ TEST_CASE("clipped box: the rows that are wanted and then none, unless they are 
   CHECK(exact > 1000);
 }
 
+TEST_CASE("swizzled_piece: where the swizzle of 128 or 64 bytes puts 16 bytes, by the bits of their address") {
+  for (int const pieces : {8, 4}) {
+    for (int row = 0; row < 32; ++row) {
+      for (int piece = 0; piece < pieces; ++piece) {
+        int const address = (row * pieces + piece) * kPieceBytes;
+        int const swizzled = address ^ (((address >> 7) & (pieces - 1)) << 4);
+        CHECK((row * pieces + swizzled_piece(row, piece, pieces)) * kPieceBytes == swizzled);
+      }
+    }
+  }
+}
+
 TEST_CASE("block_range: blocks that must not cross a page begin at a multiple of its boxes in memory") {
   std::mt19937 random(7);
   auto const up_to = [&random](int low, int high) { return std::uniform_int_distribution<int>(low, high)(random); };

@@ -41,6 +41,7 @@ Tensor random_view(std::mt19937& random) {
   Tensor tensor = contiguous(kBase + 2 * pick(0, 60), dtype, {pick(1, 3), pick(1, 4), pick(1, 4), pick(1, 6)});
   for (int dim = 0; dim < 3; ++dim) { tensor.stride[dim] = pick(0, 4) == 0 ? pick(1, 90) : 6 * pick(1, 12); }
   if (pick(0, 4) == 0) { tensor.stride[3] = pick(1, 5); }
+  if (pick(0, 4) == 0) { tensor.stride[pick(0, 3)] = 0; }  // expanded
   return tensor;
 }
 

@@ -479,6 +479,11 @@ TEST_CASE("plan_with: a forced choice replaces the plan's own and is named as fo
   CHECK(plan_with(p, card(132), {}).reasons == plan(p, card(132)).reasons);
   CHECK_THROWS_AS(plan_with(p, card(132), {.tile = {.rows = 7}}), InvalidArgument);
   CHECK_THROWS_AS(plan_with(p, card(132), {.packed_heads = 3, .cluster = -1}), InvalidArgument);
+  Problem const many = ragged(2000, 3000, 128, 40);  // with more tiles than those of fewer rows are for
+  TileConfig const small = find_tile(128, 128, TileUse::kSmallGrid)->tile;
+  CHECK(plan(many, card(132)).tile != small);
+  CHECK(plan_with(many, card(132), {.tile = small}).tile == small);
+  CHECK_THROWS_AS(plan_with(many, card(132), {.tile = {.rows = 7}}), InvalidArgument);
   Plan const split = plan_with(p, card(132), {.num_splits = 2});
   CHECK((split.forces_splits && split.max_splits == 2));
 }
@@ -1046,6 +1051,28 @@ TEST_CASE("plan: more units than can be counted are not cut") {
   known.num_splits = 0;
   Plan const made = plan(known, card(132));
   CHECK_FALSE(made.kernels.front().may_split);
+}
+
+TEST_CASE("PlanRequest: a bound on the keys of a tile holds for all of its sequences, and heeds a window") {
+  std::mt19937 random(6);
+  auto const pick = [&random](int low, int high) { return std::uniform_int_distribution<int>(low, high)(random); };
+  for (int i = 0; i < 20'000; ++i) {
+    Problem problem{.seqlen_q = pick(1, 40), .seqlen_k = pick(1, 400)};
+    problem.mask = {.left = pick(-1, 200), .right = pick(-1, 200)};
+    int const queries = pick(1, problem.seqlen_q);
+    DeviceInfo const device;
+    testing::ForcedPlan const forced;
+    std::int64_t const most = PlanRequest{problem, device, forced}.most_keys_of_queries(queries);
+    SeqlenQK const len{pick(queries, problem.seqlen_q), pick(0, problem.seqlen_k)};
+    int const first = pick(0, len.q - queries);
+    int const begin = visible(problem.mask, first, len).begin;
+    int const end = visible(problem.mask, first + queries - 1, len).end;
+    REQUIRE(end - begin <= most);
+    REQUIRE(most <= problem.seqlen_k);
+    if (problem.mask.left >= 0 && problem.mask.right >= 0) {
+      REQUIRE(most <= problem.mask.left + problem.mask.right + queries);
+    }
+  }
 }
 
 TEST_CASE("plan: the schedule decides on clusters where the bound is long") {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdlib>
 #include <deque>
 #include <map>
 #include <optional>
@@ -276,6 +277,10 @@ struct Done {
   int index;  // of the tile in the list; -1 where work is shared out by units
 };
 
+// What a source of work may find in its caller's item: that of a tile before.
+constexpr WorkItem kStaleItem{
+    .place = 1, .head = 2, .m = 3, .first = 4, .last = 5, .units = 6, .slot = 7, .in_cluster = true};
+
 enum class Turn { kRandom, kLeastLoaded, kLastFirst };
 
 char const* const kTooManyEmpty = "more than two tiles without queries of a sequence and head group";
@@ -317,7 +322,7 @@ std::string run_drawing(AttentionParams const& params, KernelPlan const& kernel,
       counter = old >= draws.last_of_counter() ? 0 : old + 1;
       return index = draws.first_of_counter() + static_cast<int>(old);
     };
-    WorkItem item;
+    WorkItem item = kStaleItem;
     Sequence sequence{};
     ctas[static_cast<std::size_t>(c)].source.next(item, sequence, draw);
     if (item.place < 0) { continue; }
@@ -385,7 +390,8 @@ std::vector<Done> run_tile_list(AttentionParams const& params, KernelPlan const&
   std::vector<Done> done;
   for (int cta = 0; cta < kernel.ctas; ++cta) {
     DenseWorkSource source(params, cta, params.parts.on());
-    for (WorkItem item;;) {
+    for (;;) {
+      WorkItem item = kStaleItem;
       Sequence sequence{};
       source.next(item, sequence, 0);
       if (item.place < 0) { break; }
@@ -548,7 +554,7 @@ std::string run_clusters(AttentionParams const& params, KernelPlan const& kernel
     std::vector<TileName> mine;
     for (int calls = 0;; ++calls) {
       if (calls > 100'000) { return "no end"; }
-      WorkItem item;
+      WorkItem item = kStaleItem;
       Sequence sequence{};
       source.next(item, sequence, 0);
       if (item.place < 0) { break; }
@@ -561,6 +567,9 @@ std::string run_clusters(AttentionParams const& params, KernelPlan const& kernel
       TileWork const work = tile_work(params, slabs_of(kernel.tile), kernel.tile.keys, item, sequence);
       if (work.queries.last < work.queries.first) { continue; }
       if (work.queries.last - work.queries.first >= params.packing.queries_per_slab) { return "too many queries"; }
+      int const rows = params.packing.queries_per_slab * params.packing.heads.divisor;
+      int const most_rows = cluster.size > 1 ? std::min(kernel.tile.rows, kMostMergeRows) : kernel.tile.rows;
+      if (rows > most_rows) { return "more rows than the tile has or the CTAs merge"; }
       mine.emplace_back(sequence.batch, item.head, item.m);
       done.push_back({item, work, cta, -1});
     }
@@ -698,7 +707,12 @@ std::string call_fault(Call& call, Random& random, Seen& seen) {
       ++seen.by_index;
       return fault;
     }
-    for (auto const& [name, parts] : tiles) { ++(parts.size() > 1 ? seen.in_equal_parts : seen.whole_instead); }
+    for (auto const& [name, parts] : tiles) {
+      ++(parts.size() > 1 ? seen.in_equal_parts : seen.whole_instead);
+      auto const blocks = [](Part const& part) { return part.end - part.begin; };
+      auto const [least, most] = std::ranges::minmax(parts, {}, blocks);
+      if (blocks(most) > blocks(least) + 1) { return "parts of a tile that are not equal"; }
+    }
     if (fault.empty()) { fault = slot_fault(done); }
     return fault.empty() ? combine_fault(call, kernel, tiles) : fault;
   }
@@ -794,6 +808,31 @@ TEST_CASE("schedule: random calls compute every key block of every query block o
   CHECK(seen.parted > 1000);
   CHECK(seen.clusters > 20);
   CHECK(seen.drawn > 5);
+}
+
+TEST_CASE("schedule: whole tiles of a causal prompt end with the shortest, and lengths change slowly along the list") {
+  Random random(9);
+  for (int const heads_k : {1, 2, 4, 8}) {
+    for (int const keys_in_l2 : {0, 20'000, 1'000'000}) {  // passes of one K/V head, of some, one pass
+      Request request;
+      request.heads_q = request.heads_k = heads_k;
+      request.lengths.assign(1, SeqlenQK{5000, 5000});
+      request.options.num_splits = 1;
+      request.options.causal = true;
+      Call call;
+      make_call(request, call);
+      KernelPlan const& kernel = call.plan.kernels.front();
+      AttentionParams params = params_of(call, kernel);
+      params.keys_in_l2 = keys_in_l2;
+      std::vector<Done> done;
+      REQUIRE(run_kernel(params, kernel, random, Turn::kRandom, done) == "");
+      std::sort(done.begin(), done.end(), [](Done const& a, Done const& b) { return a.index < b.index; });
+      CAPTURE(heads_k);
+      CAPTURE(keys_in_l2);
+      CHECK(done.back().item.m == 0);
+      for (std::size_t i = 1; i < done.size(); ++i) { CHECK(std::abs(done[i].item.m - done[i - 1].item.m) <= 1); }
+    }
+  }
 }
 
 TEST_CASE("schedule: a call may have fewer queries than its metadata count, which know no seqused_q") {
@@ -1107,6 +1146,24 @@ TEST_CASE(
   CHECK(idle > 1000);
 }
 
+TEST_CASE("clusters: a slot of the workspace takes one tile, also of sequences longer than the bound says") {
+  Request request;
+  std::tie(request.heads_q, request.heads_k) = std::pair(8, 1);
+  request.lengths.assign(3, SeqlenQK{1, 5000});
+  request.options.num_splits = 0;
+  request.forced_cluster = 2;
+  request.forced_splits = 4;
+  Call call;
+  make_call(request, call);
+  for (std::size_t n = 1; n <= request.lengths.size(); ++n) { call.lengths.cu_seqlens_q[n] = 90 * static_cast<int>(n); }
+  call.sequences.seqlen_q = call.lengths.cu_seqlens_q.back();
+  KernelPlan const& kernel = call.plan.kernels.front();
+  std::vector<Done> done;
+  REQUIRE(run_clusters(params_of(call, kernel), kernel, done) == "");
+  CHECK(done.size() == request.lengths.size() * 4);
+  for (Done const& d : done) { CHECK((d.item.slot >= 0 && d.item.m == 0)); }
+}
+
 TEST_CASE("two kernels: decode leaves prefill the SMs that it needs, and keeps those that read nearly as fast as all") {
   auto const ctas_of_decode = [](int prompts, int prompt_length, int singles, int keys, int head_dim) {
     Request r;
@@ -1361,10 +1418,123 @@ TEST_CASE("schedule: more units than can be counted are taken as whole tiles") {
   CHECK_FALSE(Schedule(params).by_units());
   CHECK(Schedule(params).tiles() == 64 << 11);
 
+  // Forced splits cut whatever can be counted.
+  for (int const more : {0, 1}) {  // than can be, in the last place
+    CAPTURE(more);
+    Request forced = request;
+    forced.forced_splits = 2;
+    forced.lengths.assign((1 << 11) + more, SeqlenQK{1, 1 << 20});
+    Call cut;
+    make_call(forced, cut);
+    CHECK(Schedule(schedule_of(cut, cut.plan.kernels.back())).by_units() == (more == 0));
+  }
+
   request.alike = true;
   Call dense;
   make_call(request, dense);
   CHECK_FALSE((dense.plan.listed && dense.plan.kernels.back().may_split));
+}
+
+TEST_CASE("schedule: kernels of prefill and decode, which run beside each other, draw from counters of their own") {
+  Request request;
+  request.options.num_splits = 0;
+  request.lengths.assign(5, SeqlenQK{1, 3000});
+  request.lengths.push_back({4000, 4000});
+  Call call;
+  make_call(request, call);
+  REQUIRE(call.plan.kernels.size() == 2);
+  std::set<int*> counters;
+  for (KernelPlan const& kernel : call.plan.kernels) {
+    counters.insert(Schedule(schedule_of(call, kernel)).draws(1).counter);
+  }
+  CHECK(counters.size() == 2);
+  for (int* const counter : counters) {
+    REQUIRE(counter != nullptr);
+    CHECK(*counter == 0);  // a number of the schedule's own is none
+  }
+}
+
+TEST_CASE("schedule: whole tiles of many queries are cut where they leave so much of the grid idle that it pays") {
+  struct Grid {
+    char const* why;
+    int tiles;  // of the one sequence
+    int units;  // of a tile
+    bool is_cut;
+  };
+  for (Grid const& grid :
+       {Grid{"half of the grid has no tile", 66, 100, true}, Grid{"a tile for each block", 132, 100, false},
+        Grid{"one tile more", 133, 100, true}, Grid{"few tiles, too short to be merged", 40, 20, false},
+        Grid{"full rounds", 264, 1000, false}, Grid{"a last round that is nearly full", 527, 1000, false}}) {
+    CAPTURE(grid.why);
+    ScheduleParams params;
+    params.batch = 1;
+    params.alike = {grid.tiles, grid.units};
+    params.alike_units = params.alike.sum();
+    params.ctas = 132;
+    params.may_split = true;
+    params.even_tiles = true;
+    CHECK(Schedule(params).by_units() == grid.is_cut);
+  }
+}
+
+TEST_CASE("leave_grid_idle: also where every block has a tile, but one is much longer than the others") {
+  int const ctas = 132;
+  CHECK(leave_grid_idle(ctas, 10LL * ctas, 400, ctas, false));
+  CHECK_FALSE(leave_grid_idle(ctas, 390LL * ctas, 400, ctas, false));        // too little to be worth it
+  CHECK_FALSE(leave_grid_idle(20 * ctas, 8000LL * ctas, 500, ctas, false));  // short ones fill the gap
+}
+
+TEST_CASE("tiles_are_even: where the first query sees three quarters of the keys of the last") {
+  struct Prompt {
+    char const* why;
+    MaskParams mask;
+    SeqlenQK len;
+    bool even;
+  };
+  MaskParams const causal{.right = 0};
+  for (Prompt const& prompt :
+       {Prompt{"no mask", {}, {1000, 1000}, true}, Prompt{"causal", causal, {1000, 1000}, false},
+        Prompt{"a chunk behind just enough keys", causal, {101, 400}, true},
+        Prompt{"one query more", causal, {102, 400}, false}, Prompt{"no query", causal, {0, 400}, true}}) {
+    CAPTURE(prompt.why);
+    CHECK(tiles_are_even({.seqlen_q = prompt.len.q, .seqlen_k = prompt.len.k, .mask = prompt.mask}) == prompt.even);
+  }
+}
+
+TEST_CASE("TileWork: rows of V are hidden where there is memory of keys that the tile does not see, and only there") {
+  Random random(17);
+  int hidden = 0;
+  int arriving_as_zeros = 0;
+  for (int i = 0; i < 20'000; ++i) {
+    MaskParams const mask{.left = pick(random, -1, 40), .right = pick(random, -1, 40)};
+    SeqlenQK const len{pick(random, 1, 30), pick(random, 0, 90)};
+    int const first_row = pick(random, 0, len.q - 1);
+    int const block = one_of<int>(random, {8, 16, 24});
+    TileWork work;
+    work.sequence.k_row = pick(random, 0, 20);
+    work.sequence.k_memory = len.k + one_of<int>(random, {0, 1, 50});
+    work.range = block_range(mask, first_row, pick(random, first_row, len.q - 1), len, block,
+                             {one_of<int>(random, {1, 8}), work.sequence.k_row});
+    for (int n = work.range.begin; n < work.range.end; ++n) {
+      KeyInterval const keep = work.rows_to_keep(n, block);
+      bool hides = false;
+      bool keeps_right = true;
+      for (int row = 0; row < block; ++row) {
+        int const key = work.first_key(n, block) + row;
+        bool const is_seen = work.range.keys.begin <= key && key < work.range.keys.end;
+        keeps_right = keeps_right && is_seen == (keep.begin <= row && row < keep.end);
+        hides = hides || (!is_seen && key < work.sequence.k_memory);
+        arriving_as_zeros += key >= work.sequence.k_memory;
+      }
+      CAPTURE(i);
+      CAPTURE(n);
+      REQUIRE(keeps_right);
+      REQUIRE(work.hides_rows(n, block) == hides);
+      hidden += hides;
+    }
+  }
+  CHECK(hidden > 5000);
+  CHECK(arriving_as_zeros > 5000);
 }
 
 TEST_CASE("find_place: the first place whose sum is greater, past those that add nothing") {
@@ -1383,6 +1553,26 @@ TEST_CASE("find_place: the first place whose sum is greater, past those that add
               return until[static_cast<std::size_t>(p)];
             }) == expected);
   }
+}
+
+TEST_CASE("scaled_cut: units of the longest sequences fall on blocks in proportion, and never go back") {
+  Random random(8);
+  for (int i = 0; i < 20'000; ++i) {
+    int const blocks = 1 << pick(random, 0, 22);
+    int const longest = blocks + pick(random, 0, blocks);
+    int const units = std::max(1, static_cast<int>(std::int64_t{longest} * pick(random, 30, 300) / 100));
+    int const x = pick(random, 0, units);
+    int const cut = scaled_cut(x, units, longest);
+    CAPTURE(units);
+    CAPTURE(longest);
+    CAPTURE(x);
+    REQUIRE(std::abs(cut - std::int64_t{x} * longest / units) <= 1 + longest / 1000);
+    REQUIRE(cut <= scaled_cut(std::min(units, x + 1), units, longest));
+    REQUIRE((cut >= 0 && cut <= longest));
+    REQUIRE(scaled_cut(units, units, longest) == longest);
+  }
+  CHECK(scaled_cut(0, 3, 7) == 0);
+  CHECK(scaled_cut(3, 3, 7) == 7);
 }
 
 TEST_CASE("part_of: parts of a range are disjoint, cover it, and keep which blocks need no mask") {

@@ -5,6 +5,7 @@
 #include <functional>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "hopper_attention/forward.h"
@@ -293,6 +294,46 @@ TEST_CASE("validate: schedule and workspace of a call") {
   CHECK(validate(args).seqused_q);
 }
 
+TEST_CASE("validate: out, softmax_lse and the workspace lie in no tensor that is read") {
+  Arguments packed = varlen_call();
+  packed.seqused_q = lengths_at(10 * kMiB, 3);
+  Arguments paged = paged_call();
+  paged.scheduler_metadata = lengths_at(10 * kMiB, schedule_size(3));
+  Arguments cache = cache_call();
+  cache.cache_leftpad = lengths_at(10 * kMiB, 3);
+  cache.cu_seqlens_k_new = lengths_at(11 * kMiB, 4);
+  cache.cp_world_size = 2;
+  cache.cp_tot_seqused_k = lengths_at(12 * kMiB, 3);
+  struct Read {
+    char const* name;
+    Tensor A::* tensor;
+    Arguments const& call;
+  };
+  for (Read const& read : {Read{"q", &A::q, cache},
+                           {"k", &A::k, cache},
+                           {"v", &A::v, cache},
+                           {"sinks (s_aux)", &A::sinks, cache},
+                           {"cu_seqlens_q", &A::cu_seqlens_q, packed},
+                           {"cu_seqlens_k", &A::cu_seqlens_k, packed},
+                           {"seqused_q", &A::seqused_q, packed},
+                           {"seqused_k", &A::seqused_k, cache},
+                           {"page_table", &A::page_table, paged},
+                           {"cache_batch_idx", &A::cache_batch_idx, cache},
+                           {"cache_leftpad", &A::cache_leftpad, cache},
+                           {"cu_seqlens_k_new", &A::cu_seqlens_k_new, cache},
+                           {"cp_tot_seqused_k", &A::cp_tot_seqused_k, cache},
+                           {"scheduler_metadata", &A::scheduler_metadata, paged}}) {
+    for (auto const& [name, written] :
+         {std::pair{"out", &A::out}, {"softmax_lse", &A::softmax_lse}, {"workspace", &A::workspace}}) {
+      Arguments args = read.call;
+      args.workspace = contiguous(32 * kMiB, DataType::kUInt8, {64});
+      REQUIRE(outcome(args).message == "");
+      (args.*written).data = (args.*read.tensor).data;
+      CHECK(outcome(args).message.find(std::string(name) + ": shares memory with " + read.name + ",") == 0);
+    }
+  }
+}
+
 TEST_CASE("validate: what the problem says of layouts and bounds") {
   SUBCASE("packed") {
     Arguments args = varlen_call();
@@ -330,6 +371,10 @@ TEST_CASE("validate: what the problem says of layouts and bounds") {
     args.max_seqlen_k = -1;
     args.seqlen_k_new = 1000;
     CHECK(validate(args).seqlen_k == 80);
+    args.k = contiguous(2 * kMiB, DataType::kBFloat16, {12, 1, 2, 64});
+    args.v = contiguous(3 * kMiB, DataType::kBFloat16, {12, 1, 2, 64});
+    CHECK(validate(args).keys == KeyLayout::kPaged);
+    CHECK(validate(args).page_size == 1);
   }
   SUBCASE("a cache with lengths on the device") {
     Arguments args = cache_call();
@@ -451,6 +496,21 @@ TEST_CASE("validate: what a schedule is made for") {
     c.spoil(args);
     CAPTURE(c.message);
     CHECK(outcome(args).message.find(c.message) == 0);
+  }
+  for (auto const& [name, tensor] : {std::pair{"cu_seqlens_q", &A::cu_seqlens_q},
+                                     {"cu_seqlens_k", &A::cu_seqlens_k},
+                                     {"seqused_q", &A::seqused_q},
+                                     {"seqused_k", &A::seqused_k},
+                                     {"cache_leftpad", &A::cache_leftpad},
+                                     {"cu_seqlens_k_new", &A::cu_seqlens_k_new},
+                                     {"cp_tot_seqused_k", &A::cp_tot_seqused_k}}) {
+    ScheduleArguments args = right;
+    if (tensor == &A::cp_tot_seqused_k) { args.options.cp_world_size = 2; }
+    bool const offsets = std::string(name).starts_with("cu_");
+    args.options.*tensor = lengths_at(4 * kMiB, offsets ? 6 : 5);
+    REQUIRE(outcome(args).message == "");
+    args.metadata.data = (args.options.*tensor).data;
+    CHECK(outcome(args).message.find(std::string("out (metadata): shares memory with ") + name + ",") == 0);
   }
   ScheduleArguments large = right;  // bounds alone refuse nothing that a packed q can have
   large.shape.batch = 4096;

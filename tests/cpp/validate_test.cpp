@@ -216,6 +216,11 @@ TEST_CASE("validate: options") {
       {"num_splits 257", [](A& a) { a.num_splits = 257; }, kArgument, "num_splits:", "256, found 257"},
       {"num_splits 1000", [](A& a) { a.num_splits = 1000; }, kArgument, "num_splits:", "found 1000"},
       {"negative sm_margin", [](A& a) { a.sm_margin = -1; }, kArgument, "sm_margin:", "found -1"},
+      {"negative new keys", [](A& a) { a.seqlen_k_new = -1; }, kArgument, "seqlen_k_new:", "found -1"},
+      {"one length for all, below -1", [](A& a) { a.seqused_k_all = -2; }, kArgument, "seqused_k:", "found -2"},
+      {"max_seqlen_q -2", [](A& a) { a.max_seqlen_q = -2; }, kArgument, "max_seqlen_q:", "found -2"},
+      {"max_seqlen_k -2", [](A& a) { a.max_seqlen_k = -2; }, kArgument, "max_seqlen_k:", "found -2"},
+      {"ranks without totals", [](A& a) { a.cp_world_size = 2; }, kArgument, "cp_tot_seqused_k:", "cp_world_size 2"},
   });
   for (std::int64_t const num_splits : {0, 1, 2, 256}) {
     Arguments args = valid_call();

@@ -167,6 +167,9 @@ WRONG = [
     ("page_table: must have a row for each of 3", PAGED, {"page_table": np.zeros((2, 3), np.int32)}),
     ("cache_seqlens: of sequence 0 is 9, more than 8", CACHE, {"cache_seqlens": int32(9, 3)}),
     ("cache_seqlens: of sequence 0 is 9 with the new keys, more than 8", CACHE, {"seqlen_k_new": 1}),
+    ("cache_seqlens: of sequence 1 is -3, must not be negative", CACHE, {"cache_seqlens": int32(8, -3)}),
+    ("cache_seqlens: is -3, must not be negative", CACHE, {"cache_seqlens": -3}),
+    ("cache_seqlens: of sequence 0 is 9, more than 8", CACHE, {"cache_seqlens": 9}),
     ("cache_batch_idx: of sequence 0 is 5, more than 4", CACHE, {"cache_batch_idx": int32(5, 0)}),
     ("cache_batch_idx: of sequence 1 is -1", CACHE, {"cache_batch_idx": int32(0, -1)}),
     ("cache_leftpad: of sequence 1 is 4, more than 3", CACHE, {"cache_leftpad": int32(8, 4)}),
@@ -250,6 +253,8 @@ WRONG = [
     ("scheduler_metadata: was made for other lengths: sequence 2 with 6 queries is among those of few queries, "
         "sequence 0 with 3 is not", VARLEN,
         {"scheduler_metadata": metadata((0, 2, 1), (1, 2, 2), (4, 9, 9), facts=(1, 4, 9, 0))}),
+    ("scheduler_metadata: was made for other lengths: sequence 1 with 2 queries is among those of few queries, "
+        "sequence 2 with 2 is not", PAGED, {"scheduler_metadata": metadata(tiles=(2, 3, 4), facts=(1, 4, 9, 0), order=(2, 1, 0))}),
     ("scheduler_metadata: was made for other lengths: place 1 has 9 tiles, but its sequence, 0, has 3 queries, and "
         "tiles of 3 queries hold those of most others", VARLEN,
         {"scheduler_metadata": metadata(tiles=(2, 11, 11), units=(4, 19, 19), facts=(3, 2, 0, 0))}),

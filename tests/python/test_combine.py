@@ -190,6 +190,7 @@ def test_out_dtype(calls, given):
         hopper_attention.flash_attn_combine(parts, logs, out=torch.zeros(OUT), out_dtype=dtype)
     out = torch.zeros(OUT, dtype=torch.bfloat16)
     assert hopper_attention.flash_attn_combine(parts, logs, out, dtype)[0] is out
+    assert hopper_attention.flash_attn_combine(parts, logs, out)[0] is out, "its dtype is the default"
 
 
 def test_merge_states_allocates_contiguous_results(calls):
@@ -203,18 +204,48 @@ def test_merge_states_allocates_contiguous_results(calls):
     assert calls[1][1][4] is a and calls[1][1][5] is lse_a
 
 
-def test_tensors_that_require_grad(calls):
+SHAPES = {
+    "flash_attn_combine": {"out_partial": PARTS, "lse_partial": LOGS, "out": OUT},
+    "merge_states": {
+        "out_a": OUT,
+        "lse_a": MERGE_LSE,
+        "out_b": OUT,
+        "lse_b": MERGE_LSE,
+        "out": OUT,
+        "lse": MERGE_LSE,
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("function", "name"), [(function, name) for function, shapes in SHAPES.items() for name in shapes], ids=str
+)
+def test_tensors_that_require_grad(calls, function, name):
     torch = pytest.importorskip("torch")
-    parts, logs = torch.zeros(PARTS, requires_grad=True), torch.zeros(LOGS)
-    with pytest.raises(NotImplementedError, match="^out_partial: requires grad"):
-        hopper_attention.flash_attn_combine(parts, logs)
-    a, lse = torch.zeros(OUT), torch.zeros(MERGE_LSE, requires_grad=True)
-    with pytest.raises(NotImplementedError, match="^lse_b: requires grad"):
-        hopper_attention.merge_states(a, lse.detach(), a, lse)
+    given = {x: torch.zeros(shape, requires_grad=x == name) for x, shape in SHAPES[function].items()}
+    with pytest.raises(NotImplementedError, match=f"^{name}: requires grad"):
+        getattr(hopper_attention, function)(**given)
     assert not calls
     with torch.inference_mode():
-        hopper_attention.flash_attn_combine(parts, logs)
+        getattr(hopper_attention, function)(**given)
     assert len(calls) == 1
+
+
+@pytest.mark.parametrize("function", SHAPES)
+def test_tensors_of_an_older_torch_come_without_their_grad(calls, monkeypatch, function):
+    """Its `__dlpack__` refuses tensors that require grad; the caller gets back the tensors that it gave."""
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(merging, "stream_comes_with_tensors", lambda: False)
+    monkeypatch.setattr(merging, "current_stream", lambda x: 7)
+    given = {name: torch.zeros(shape, requires_grad=True) for name, shape in SHAPES[function].items()}
+    with torch.no_grad():
+        found = getattr(hopper_attention, function)(**given)
+    _, args = calls[0]
+    assert args[-1] == 7
+    assert not any(x.requires_grad for x in args[:-1])
+    seen = {x.data_ptr() for x in args[:-1]}
+    assert all(x.data_ptr() in seen for x in given.values()), "the same memory"
+    assert found[0] is given["out"] and ("lse" not in given or found[1] is given["lse"])
 
 
 def test_a_wrong_rank_of_the_parts(calls):

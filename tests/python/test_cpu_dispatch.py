@@ -100,6 +100,21 @@ def test_torch_result_passes_the_gates():
     assert result, result.message
 
 
+def test_results_are_on_the_device_of_q_whatever_the_default_device_is():
+    torch = pytest.importorskip("torch")
+    q, k, v = (torch.from_numpy(x) for x in arrays())
+    lengths = torch.tensor([3, 9], dtype=torch.int32)
+    parts, logs = torch.zeros(3, 2, 5, 4, 8), torch.zeros(3, 2, 5, 4)
+    with torch.device("meta"):
+        found = [
+            *hopper_attention.flash_attn_func(q, k, v, return_attn_probs=True),
+            *hopper_attention.flash_attn_combine(parts, logs),
+            *hopper_attention.merge_states(parts[0], logs[0].mT, parts[1], logs[1].mT),
+            schedule_call(cache_seqlens=lengths),
+        ]
+    assert [x.device.type for x in found] == 7 * ["cpu"]
+
+
 def test_numpy_works_without_torch():
     code = (
         "import sys; sys.modules['torch'] = None\n"
@@ -212,6 +227,17 @@ def test_a_wrong_schedule_is_refused_alike_on_both_devices(recorder, changes):
             schedule_call(**{"cache_seqlens": lengths, "out": out, **changes})
         said.append((caught.type, str(caught.value)))
     assert said[0] == said[1] and out.all()
+
+
+@pytest.mark.parametrize("name", ["cache_seqlens", "cu_seqlens_q", "cu_seqlens_k_new", "cache_leftpad"])
+def test_tensors_of_a_schedule_are_checked_on_the_cpu_too(name):
+    """As on the GPU, though nothing is read from them."""
+    right = {"cache_seqlens": LENGTHS, name: STARTS if name.startswith("cu_") else LENGTHS}
+    assert not schedule_call(**right).any()
+    with pytest.raises(ValueError, match=f"^{name} has shape"):
+        schedule_call(**{**right, name: right[name][1:]})
+    with pytest.raises(TypeError, match=f"^{name} has dtype int64; int32 is needed"):
+        schedule_call(**{**right, name: right[name].astype(np.int64)})
 
 
 @pytest.mark.parametrize("batch, rows", [(0, 0), (2, 0), (1, 1 << 20), (4096, 1)])

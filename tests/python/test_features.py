@@ -43,6 +43,35 @@ def test_is_supported_knows_every_feature_that_something_contradicts(monkeypatch
     assert all(value in FEATURES[name] for name, value in mapped.items())
 
 
+MEANS = [
+    ({"causal": True}, {"mask": "causal"}),
+    ({"window_size": (3, 2)}, {"mask": "window"}),
+    ({"window_size": (3, 2), "causal": True}, {"mask": "causal window"}),
+    ({"attention_chunk": 8, "causal": True, "window_size": (3, 2)}, {"mask": "chunk"}),
+    ({"softcap": 2.0}, {"softcap": "on"}),
+    ({"sinks": True}, {"sinks": "fp32"}),
+    ({"packed_q": True}, {"queries": "packed"}),
+    ({"packed_q": True, "packed_k": True}, {"queries": "packed", "keys": "packed"}),
+    ({"page_size": 1}, {"keys": "pages of 1"}),
+    ({"page_size": 24}, {"keys": "pages of 16 or 24"}),
+    ({"page_size": 128, "packed_k": True}, {"keys": "pages of 128"}),
+    ({"append": True}, {"append": "new keys"}),
+    ({"append": True, "rotary": True}, {"append": "rotated"}),
+    ({"cp_world_size": 2}, {"ranks": "3"}),
+    ({"batch_invariant": True}, {"batch_invariant": "on"}),
+    ({"scheduler_metadata": True}, {"metadata": "given"}),
+]
+
+
+@pytest.mark.parametrize(("given", "means"), MEANS, ids=lambda x: str(x))
+def test_the_values_that_arguments_mean(monkeypatch, given, means):
+    """What they do not say has the value that stands first in the table."""
+    found = {}
+    monkeypatch.setattr(features, "why_not", lambda chosen: found.update(chosen) or "enough")
+    supported(**given)
+    assert found == {name: means.get(name, next(iter(FEATURES[name]))) for name in found}
+
+
 @pytest.mark.parametrize("given, pair", list(zip(CONTRADICTIONS, NOT_TOGETHER, strict=True)), ids=str)
 def test_is_supported_answers_from_the_table(given, pair, monkeypatch):
     answer, reason = supported(**given)

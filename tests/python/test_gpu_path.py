@@ -6,10 +6,11 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 import hopper_attention
-from hopper_attention import _core, cache, gpu, interface, schedule
+from hopper_attention import _core, cache, gpu, interface, merging, schedule
 
 torch = pytest.importorskip("torch")
 
@@ -112,6 +113,19 @@ def test_lse_is_allocated_only_when_it_is_returned(calls):
     assert calls[0]["softmax_lse"] is lse and calls[0]["out"] is out
 
 
+@pytest.mark.parametrize("default", [torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("rank", [3, 4], ids=["packed", "dense"])
+def test_lse_has_a_dtype_of_its_own(default, rank):
+    """Engines set the default dtype to that of the model while they load it."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(default)
+    try:
+        found = gpu.empty_lse(torch.zeros((2, 5, 4, 64)[4 - rank :], dtype=torch.float16))
+    finally:
+        torch.set_default_dtype(before)
+    assert found.dtype == torch.float32 and found.shape == ((2, 4, 5) if rank == 4 else (4, 5))
+
+
 def test_given_results_are_used(calls):
     q, k, v = inputs()
     out, lse = torch.empty(2, 5, 4, 32, dtype=q.dtype), torch.empty(2, 4, 5)
@@ -119,11 +133,54 @@ def test_given_results_are_used(calls):
     assert calls[0]["out"] is out and calls[0]["softmax_lse"] is lse
 
 
+@pytest.mark.parametrize("name", ["q", "k", "v", "s_aux", "out", "softmax_lse"])
+def test_tensors_that_require_grad(calls, name):
+    given = dict(zip("qkv", inputs(), strict=True))
+    given |= {"s_aux": torch.zeros(4), "out": torch.zeros(2, 5, 4, 32).bfloat16(), "softmax_lse": torch.zeros(2, 4, 5)}
+    given[name].requires_grad_()
+    with pytest.raises(NotImplementedError, match=f"^{name}: requires grad"):
+        hopper_attention.flash_attn_func(**given)
+    assert not calls
+    with torch.no_grad():
+        hopper_attention.flash_attn_func(**given)
+    assert len(calls) == 1
+
+
+def test_integers_of_numpy(calls):
+    """The bindings take ints alone."""
+    given = varlen_inputs()
+    values = {"num_splits": 7, "sm_margin": 3, "attention_chunk": 5, "cp_world_size": 4, "cp_rank": 2}
+    hopper_attention.flash_attn_varlen_func(
+        *given, **{name: np.int64(value) for name, value in values.items()}, cp_tot_seqused_k=given[-1][1:]
+    )
+    for name, value in values.items():
+        assert type(calls[0][name]) is int and calls[0][name] == value, name
+
+
+def test_numbers_of_other_types(calls):
+    hopper_attention.flash_attn_func(*inputs(), softmax_scale=np.float32(0.5), softcap=2, causal=np.True_)
+    seen = {name: calls[0][name] for name in ("softmax_scale", "softcap", "causal")}
+    assert seen == {"softmax_scale": 0.5, "softcap": 2.0, "causal": True}
+    assert [type(x) for x in seen.values()] == [float, float, bool]
+
+
+def test_arrays_of_other_libraries_have_no_stream_to_ask_for(monkeypatch):
+    monkeypatch.setattr(gpu, "stream_comes_with_tensors", lambda: False)
+    assert gpu.current_stream(np.zeros(2)) is None
+
+
 @pytest.mark.parametrize("head_dim_v", [32, 64])
 def test_a_transposed_query_gives_a_contiguous_out(calls, head_dim_v):
     q, k, v = inputs(head_dim_v=head_dim_v)
     out = hopper_attention.flash_attn_func(q.transpose(1, 2).contiguous().transpose(1, 2), k, v)
     assert out.is_contiguous() and out.shape == (2, 5, 4, head_dim_v)
+
+
+def test_a_call_has_the_quick_ones_take_over(calls, monkeypatch):
+    switched = []
+    monkeypatch.setattr(gpu, "use_torch", lambda: switched.append(len(calls)))
+    hopper_attention.flash_attn_func(*inputs())
+    assert switched == [0]
 
 
 def test_wrong_ranks_reach_the_checks(calls):
@@ -233,7 +290,15 @@ class ScalarOnGpu:
         return 5
 
 
-BOUNDS = [(5, 5), (None, -1), (torch.tensor(5), 5), (torch.tensor(5, dtype=torch.int32), 5), (1 << 40, 1 << 40)]
+BOUNDS = [
+    (5, 5),
+    (None, -1),
+    (0, 0),
+    (torch.tensor(0), 0),
+    (torch.tensor(5), 5),
+    (torch.tensor(5, dtype=torch.int32), 5),
+    (1 << 40, 1 << 40),
+]
 
 
 @pytest.mark.parametrize(("given", "seen"), BOUNDS, ids=str)
@@ -339,6 +404,77 @@ def test_attention_sees_rotated_queries(calls, options, per_position):
     assert attention["q"].shape == q.shape and attention["out"].data_ptr() != attention["q"].data_ptr()
 
 
+BYTES_OF_Q = 3 * 4 * 64 * 2
+ROOMS = [
+    ("room for the plan and for q", 4096, 2560),
+    ("q starts at a multiple of 256", 4095, 2304),
+    ("room for q alone, of a plan that needs none", BYTES_OF_Q, 0),
+    ("too small for q", BYTES_OF_Q - 1, None),
+]
+
+
+def rotated_append(workspace):
+    """The q of a call that appends rotated keys."""
+    table = torch.ones(200, 16)
+    inputs = cache_inputs()
+    hopper_attention.flash_attn_with_kvcache(
+        *inputs, **new_inputs(), rotary_cos=table, rotary_sin=table, cache_seqlens=5, workspace=workspace
+    )
+    return inputs[0]
+
+
+@pytest.mark.parametrize(("size", "before"), [room[1:] for room in ROOMS], ids=[room[0] for room in ROOMS])
+def test_the_rotated_query_goes_to_the_end_of_a_workspace_that_has_room(calls, size, before):
+    workspace = torch.zeros(size, dtype=torch.uint8)
+    q = rotated_append(workspace)
+    append, attention = calls[-2:]
+    rotated, start = append["q_rotated"], workspace.data_ptr()
+    assert attention["q"] is rotated and rotated.shape == q.shape and rotated.dtype == q.dtype
+    if before is None:
+        assert attention["workspace"] is workspace
+        assert not start <= rotated.data_ptr() < start + size
+    else:
+        assert rotated.data_ptr() == start + before
+        assert attention["workspace"].data_ptr() in (start, 0) and attention["workspace"].numel() == before
+
+
+def test_a_workspace_too_small_for_the_plan_and_the_rotated_query_is_for_the_plan(calls, monkeypatch):
+    def check(*args):
+        if args[ORDER.index("workspace")].numel() < 4096:
+            raise ValueError("workspace: 4096 bytes are needed")
+
+    monkeypatch.setattr(cache._core, "check", check)
+    workspace = torch.zeros(4096 + BYTES_OF_Q - 1, dtype=torch.uint8)
+    rotated_append(workspace)
+    append, attention = calls
+    assert attention["workspace"] is workspace
+    start = workspace.data_ptr()
+    assert not start <= append["q_rotated"].data_ptr() < start + workspace.numel()
+
+
+def test_a_workspace_holds_no_query_that_is_not_rotated(calls):
+    workspace = torch.zeros(4096, dtype=torch.uint8)
+    hopper_attention.flash_attn_with_kvcache(*cache_inputs(), **new_inputs(), cache_seqlens=5, workspace=workspace)
+    assert [call["core"] for call in calls] == ["check", "append", "forward"]
+    assert calls[1]["q_rotated"] is None and calls[2]["workspace"] is workspace
+
+
+def test_the_fallback_appends_on_the_stream_and_detaches(calls, monkeypatch):
+    monkeypatch.setattr(gpu, "stream_comes_with_tensors", lambda: False)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=0xCAFE0))
+    given = {**new_inputs(), "rotary_cos": torch.ones(200, 16), "rotary_sin": torch.ones(200, 16)}
+    with torch.no_grad():
+        hopper_attention.flash_attn_with_kvcache(
+            *cache_inputs(), **{name: x.requires_grad_() for name, x in given.items()}, cache_seqlens=5
+        )
+    append = calls[1]
+    assert append["stream"] == 0xCAFE0
+    seen = {"k": "k_new", "v": "v_new"}
+    for name, x in given.items():
+        found = append[seen.get(name, name)]
+        assert not found.requires_grad and found.data_ptr() == x.data_ptr(), name
+
+
 WRONG_CACHE_CALLS = [
     ("rotary_cos: rotary embedding needs k and v", ValueError, {"rotary_cos": torch.ones(4, 16)}),
     ("rotary_sin: rotary embedding needs k and v", ValueError, {"rotary_sin": torch.ones(4, 16)}),
@@ -372,7 +508,7 @@ def test_errors_name_the_arguments_of_the_cache(calls, monkeypatch, core, public
     assert not calls, "nothing was written"
 
 
-@pytest.mark.parametrize("name", ["k", "v", "rotary_cos"])
+@pytest.mark.parametrize("name", ["k", "v", "rotary_cos", "rotary_sin"])
 def test_new_keys_that_require_grad(calls, name):
     given = {**new_inputs(), "rotary_cos": torch.ones(4, 16), "rotary_sin": torch.ones(4, 16)}
     given[name] = given[name].requires_grad_()
@@ -382,16 +518,67 @@ def test_new_keys_that_require_grad(calls, name):
 
 
 @pytest.mark.parametrize("function", ["flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache"])
-def test_fp8_says_so(calls, monkeypatch, function):
+@pytest.mark.parametrize("which", [("q",), ("k", "v"), ("v",)], ids=["q", "a cache of fp8", "v"])
+def test_fp8_says_so(calls, monkeypatch, function, which):
     def fail(*args):
         raise TypeError("q: dtype must be bf16 or fp16, found another dtype")
 
     monkeypatch.setattr(gpu._core, "forward", fail)
     q, k, v = varlen_inputs()[:3] if "varlen" in function else cache_inputs()
-    q = q.to(torch.float8_e4m3fn)
+    q, k, v = (x.to(torch.float8_e4m3fn) if name in which else x for name, x in (("q", q), ("k", k), ("v", v)))
     more = varlen_inputs()[3:] if "varlen" in function else ()
-    with pytest.raises(NotImplementedError, match="^q: fp8 is not available"):
+    with pytest.raises(NotImplementedError, match=f"^{which[0]}(_cache)?: fp8 is not available"):
         getattr(hopper_attention, function)(q, k, v, *more, out=torch.zeros(1))
+
+
+UNNAMED_DTYPES = {  # function, what `_core` says, what the caller is told
+    "cu_seqlens_k": ("flash_attn_varlen_func", "forward", "cu_seqlens_k", "int64"),
+    "s_aux": ("flash_attn_func", "forward", "sinks (s_aux)", "float64"),
+    "page_table": ("flash_attn_with_kvcache", "forward", "page_table", "int64"),
+    "cache_seqlens": ("flash_attn_with_kvcache", "check", "seqused_k", "int64"),
+    "rotary_cos": ("flash_attn_with_kvcache", "append", "rotary_cos", "float64"),
+    "q": ("flash_attn_func", "forward", "q", "float64"),
+}
+
+
+@pytest.mark.parametrize("name", UNNAMED_DTYPES)
+def test_dtypes_that_the_library_has_no_name_for_are_named(calls, monkeypatch, name):
+    function, core, said, dtype = UNNAMED_DTYPES[name]
+
+    def fail(*args, **options):
+        raise TypeError(f"{said}: dtype must be another one, found another dtype")
+
+    monkeypatch.setattr(gpu._core, core, fail)
+    given = dict(zip(["q", "k", "v", "cu_seqlens_q", "cu_seqlens_k"], varlen_inputs(), strict=False))
+    if function != "flash_attn_varlen_func":
+        names = ["q", "k_cache", "v_cache"] if "cache" in function else ["q", "k", "v"]
+        given = dict(zip(names, cache_inputs(), strict=True))
+    if core in ("check", "append"):
+        given |= {**new_inputs(), "cache_seqlens": 3, "rotary_cos": torch.ones(4, 16), "rotary_sin": torch.ones(4, 16)}
+    given[name] = given[name].double() if name == "q" else torch.ones(3, dtype=getattr(torch, dtype))
+    named = "sinks .s_aux." if name == "s_aux" else name
+    with pytest.raises(TypeError, match=f"^{named}: dtype must be another one, found {dtype}$"):
+        getattr(hopper_attention, function)(**given)
+
+
+def test_dtypes_of_merges_and_schedules_are_named(calls, monkeypatch):
+    def fail(*args, **options):
+        raise TypeError(f"{fail.name}: dtype must be fp32, found another dtype")
+
+    monkeypatch.setattr(merging, "_core", SimpleNamespace(combine=fail, merge_states=fail))
+    monkeypatch.setattr(gpu._core, "make_schedule", fail)
+    x, lse = torch.zeros(2, 3, 4, 8), torch.zeros(2, 4, 3)
+    fail.name = "lse_b"
+    with pytest.raises(TypeError, match="^lse_b: dtype must be fp32, found float64$"):
+        hopper_attention.merge_states(x, lse, x, lse.double())
+    fail.name = "lse_partial"
+    with pytest.raises(TypeError, match="^lse_partial: dtype must be fp32, found int64$"):
+        hopper_attention.flash_attn_combine(x[None], lse.mT[None].long())
+    fail.name = "seqused_k"
+    with pytest.raises(TypeError, match="^cache_seqlens: dtype must be fp32, found int64$"):
+        hopper_attention.get_scheduler_metadata(2, 1, 9, 4, 2, 64, torch.tensor([3, 4]))
+    with pytest.raises(TypeError, match="^qkv_dtype: must be bfloat16 or float16, found float8_e4m3fn$"):
+        hopper_attention.get_scheduler_metadata(2, 1, 9, 4, 2, 64, torch.tensor([3, 4]), torch.float8_e4m3fn)
 
 
 @pytest.mark.parametrize("function", ["flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache"])
@@ -439,6 +626,18 @@ def test_schedule_defaults_and_out(calls):
     (call,) = calls
     assert call["dtype"] == "bfloat16" and call["head_dim_v"] == 128 and call["page_size"] == 0
     assert call["seqlen_k_new"] == 2 and call["seqused_k_all"] == -1
+
+
+@pytest.mark.parametrize(("given", "seen"), [(512, 512), (np.int64(512), 512), (0, 0), (None, 0)], ids=repr)
+def test_the_chunk_of_a_schedule(calls, given, seen):
+    """A schedule made without the chunk of its calls cuts keys that no query sees."""
+    schedule_call(attention_chunk=given)
+    assert calls[0]["attention_chunk"] == seen
+
+
+def test_a_schedule_of_no_sequences(calls):
+    made = schedule_call(batch_size=0, cache_seqlens=lengths(), cu_seqlens_q=lengths(0))
+    assert made.shape == (1,) and calls[0]["metadata"] is made and calls[0]["batch"] == 0
 
 
 def test_schedule_of_one_length(calls):

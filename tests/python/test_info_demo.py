@@ -9,7 +9,7 @@ import sys
 import pytest
 
 import hopper_attention
-from hopper_attention import report
+from hopper_attention import _core, report
 
 NO_TORCH = "raise ImportError('no torch in this test')\n"
 
@@ -110,6 +110,75 @@ def test_a_report_with_gpus_prints():
     }
     text = "\n".join(report.lines(facts))
     assert "NVIDIA H200, 132 SMs" in text and "driver for CUDA 13.0 (580.95.05)" in text and text.endswith("\nready")
+
+
+def test_a_report_without_gpus_or_torch_prints():
+    facts = {**report.collect(), "devices": [], "cuda_driver": None, "driver_module": None, "torch": None}
+    text = report.lines({**facts, "torch_cuda": None})
+    assert "  gpu          none" in text and "  torch        not installed" in text
+    assert any(line.endswith("no driver") for line in text)
+    text = report.lines({**facts, "torch": "2.13.0", "torch_cuda": "13.0"})
+    assert "  torch        2.13.0, CUDA 13.0" in text
+
+
+class Cards:
+    """A machine with these GPUs, of which `usable` can run the kernels, in the place of `_core`."""
+
+    def __init__(self, count, usable):
+        self.count, self.usable = count, usable
+
+    def device_info(self, ordinal):
+        if ordinal >= self.count:
+            raise RuntimeError(f"there is no cuda:{ordinal}")
+        return _core.device_info("H100")
+
+    def require_supported_device(self, ordinal):
+        if ordinal not in self.usable:
+            raise RuntimeError(f"cuda:{ordinal} is no Hopper GPU")
+
+
+@pytest.mark.parametrize(
+    ("count", "usable", "problem"),
+    [
+        (0, (), "there is no cuda:0"),
+        (1, (), "cuda:0 is no Hopper GPU"),
+        (2, (), "cuda:0 is no Hopper GPU"),
+        (2, (1,), ""),
+        (2, (0, 1), ""),
+    ],
+    ids=["no GPU", "one of another kind", "two of another kind", "the second can", "both can"],
+)
+def test_gpus_and_why_none_can_be_used(monkeypatch, count, usable, problem):
+    monkeypatch.setattr(report, "_core", Cards(count, usable))
+    devices, found = report.cuda_devices()
+    assert found == problem
+    assert [device["ordinal"] for device in devices] == list(range(count))
+    assert [device["usable"] for device in devices] == [ordinal in usable for ordinal in range(count)]
+    for device in devices:
+        assert device["problem"] == ("" if device["usable"] else f"cuda:{device['ordinal']} is no Hopper GPU")
+        assert device["compute_capability"] == "9.0" and device["sm_count"] == 132 and device["l2_mib"] == 50.0
+
+
+@pytest.mark.parametrize(("version", "text"), [(0, None), (12040, "12.4"), (13000, "13.0"), (13010, "13.1")])
+def test_versions_of_cuda(version, text):
+    assert report.cuda_text(version) == text
+
+
+@pytest.mark.parametrize(
+    ("cuda", "available", "problem"),
+    [
+        (None, False, "it is a CPU build, install one with CUDA"),
+        ("13.0", False, "torch.cuda.is_available() is False, see its warnings"),
+        ("13.0", True, ""),
+    ],
+    ids=["CPU build", "no GPU seen", "fine"],
+)
+def test_what_is_wrong_with_torch(monkeypatch, cuda, available, problem):
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: available)
+    found = report.torch_facts()
+    assert found["problem"] == problem and found["cuda"] == cuda and found["version"] == torch.__version__
 
 
 @pytest.mark.parametrize("torch_installed", [True, False])

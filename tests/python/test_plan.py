@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 import hopper_attention
 from fake_cuda import FastTensor
-from hopper_attention import _core
+from hopper_attention import _core, planning
 from hopper_attention.testing import force_plan
 
 SHAPE = {"batch": 2, "max_seqlen_q": 1000, "max_seqlen_k": 3000, "heads_q": 16, "heads_kv": 4}
@@ -116,6 +118,12 @@ def test_wrong_questions(name, error, changes):
         plan(**changes)
 
 
+def test_a_torch_device_that_is_no_gpu():
+    torch = pytest.importorskip("torch")
+    with pytest.raises(ValueError, match="^device: must be one of H100, .*, found .cpu.$"):
+        plan(device=torch.device("cpu"))
+
+
 def test_without_a_gpu_the_message_names_the_way_out():
     try:
         _core.device_info(0)
@@ -162,6 +170,53 @@ def test_supported_where_built(dtype, head_dim, options):
     assert reason == "" if built else "HOPPER_ATTENTION_HEAD_DIMS" in reason
 
 
+def test_supported_is_what_this_build_has(monkeypatch):
+    """In a build with kernels of one dtype and head dim, which need not be this one."""
+    asked = plan(causal=True, batch=1, max_seqlen_q=1024, max_seqlen_k=1024, heads_q=1, heads_kv=1)
+    kernel = SimpleNamespace(family=asked.kernel, dtype="bfloat16", tile=asked.tile)
+    monkeypatch.setattr(planning, "_core", SimpleNamespace(**{**vars(_core), "built_kernels": lambda: [kernel]}))
+    assert supported(causal=True) == (True, "")
+    for other in ({"head_dim": 64}, {"dtype": "float16"}):
+        answer, reason = supported(causal=True, **other)
+        assert not answer and "(built: bfloat16 128)" in reason
+    built = [row for row in hopper_attention.support_matrix() if row["built"]]
+    assert built and all(row["dtype"] == "bfloat16" and row["tile"] == asked.tile for row in built)
+
+
+def test_supported_asks_for_the_plan_of_its_arguments(monkeypatch):
+    given = {
+        "dtype": "float16",
+        "kv_dtype": "float16",
+        "head_dim": 64,
+        "head_dim_v": 32,
+        "page_size": 24,
+        "causal": True,
+        "window_size": (7, 3),
+        "softcap": 5.0,
+        "sinks": True,
+        "device": 99,
+        "heads_q": 6,
+        "heads_kv": 3,
+        "num_splits": 4,
+        "attention_chunk": 8,
+        "batch_invariant": True,
+    }
+    asked = {}
+    made = plan()
+    monkeypatch.setattr(planning, "plan", lambda **options: asked.update(options) or made)
+    hopper_attention.is_supported(**given)
+    assert {name: asked[name] for name in given} == given
+
+
+@pytest.mark.parametrize("off", [0, None], ids=repr)
+def test_a_chunk_that_is_off(off):
+    assert repr(plan(attention_chunk=off, causal=True)) == repr(plan(causal=True))
+    assert supported(attention_chunk=off, causal=True) == supported(causal=True)
+    assert (
+        supported(attention_chunk=off, causal=True)[1] == "" or "HOPPER_ATTENTION" in supported(attention_chunk=off)[1]
+    )
+
+
 def test_support_matrix_agrees_with_plans():
     rows = hopper_attention.support_matrix()
     assert {row["dtype"] for row in rows} == {"bfloat16", "float16"}
@@ -188,8 +243,9 @@ def test_the_support_matrix_lists_192_with_128(dtype):
 
 
 def test_warmup_refuses_what_is_no_gpu():
-    with pytest.raises(ValueError, match="^device: a CUDA device is needed, found 'H100'"):
-        hopper_attention.warmup("H100")
+    for wrong in ("H100", 0):
+        with pytest.raises(ValueError, match=f'^device: a CUDA device is needed, "cuda:0" .*, found {wrong!r}'):
+            hopper_attention.warmup(wrong)
     if not hopper_attention.built_kernels():
         with pytest.raises(RuntimeError):
             hopper_attention.warmup("cuda:0")

@@ -139,7 +139,7 @@ def new_array(like: Any, shape: tuple[int, ...], dtype: str, fill: float) -> Any
     if is_torch(like):
         import torch
 
-        return torch.full(shape, fill, dtype=getattr(torch, dtype))
+        return torch.full(shape, fill, dtype=getattr(torch, dtype), device=like.device)
     if dtype == "bfloat16":
         import ml_dtypes  # whoever has a numpy bfloat16 array has this package
 

@@ -29,6 +29,9 @@ def check_array(name: str, x: Any) -> None:
     if is_torch(x):
         require(x.device.type == "cpu", name, " is on ", x.device, "; the reference takes CPU tensors, all of them")
         torch = sys.modules["torch"]
+        if x.layout is not torch.strided:
+            raise TypeError(f"{name} has layout {x.layout}; torch.strided is needed, an ordinary tensor")
+        require(not x.is_neg(), name, " is a view that negates its memory; pass ", name, ".resolve_neg()")
         if x.requires_grad and torch.is_grad_enabled():
             raise NotImplementedError(
                 f"{name} requires grad, but this is forward only: call under torch.inference_mode()"
@@ -39,7 +42,7 @@ def floats(name: str, x: Any, rank: int, dtypes: tuple[str, ...] = FLOAT_DTYPES)
     """A View of `x`, which has `rank` axes and one of `dtypes`."""
     check_array(name, x)
     if dtype_name(x) not in dtypes:
-        raise TypeError(f"{name} has dtype {dtype_name(x)}; allowed: {', '.join(dtypes)}")
+        raise TypeError(f"{name} has dtype {dtype_name(x)}; allowed: {', '.join(dict.fromkeys(dtypes))}")
     require(x.ndim == rank, name, " has ", x.ndim, " dimensions; ", rank, " are needed")
     return View(x)
 
@@ -51,9 +54,8 @@ def integers(name: str, x: Any, shape: tuple[int | None, ...]) -> np.ndarray:
         raise TypeError(f"{name} has dtype {dtype_name(x)}; int32 is needed")
     found = tuple(x.shape)
     fits = len(found) == len(shape) and all(want in (None, have) for want, have in zip(shape, found, strict=True))
-    require(
-        fits, name, " has shape ", found, "; (", ", ".join("any" if n is None else str(n) for n in shape), ") is needed"
-    )
+    wanted = ", ".join("any" if n is None else str(n) for n in shape)
+    require(fits, name, " has shape ", found, "; (", wanted, "," * (len(shape) == 1), ") is needed")
     return (x.detach().numpy() if is_torch(x) else x).astype(np.int64)
 
 
@@ -169,8 +171,11 @@ def softcap_of(softcap: Any) -> float:
 
 
 def check_written(written: dict[str, View], others: dict[str, View | None]) -> None:
-    """ValueError if elements of a `written` array share memory, or if it shares memory with another array."""
+    """ValueError if a `written` array is read-only, if its elements share memory, or if it shares memory with another
+    array.
+    """
     for name, view in written.items():
+        require(view.memory.flags.writeable, name, " is a read-only array; pass one that can be written")
         require(
             elements_are_distinct(view.memory),
             name,

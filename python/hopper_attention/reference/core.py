@@ -93,7 +93,7 @@ def attend_sequence(q, k, v, mask: Mask, length: Lengths, first_key: int, softma
         rows = np.arange(first_row, min(first_row + rows_per_tile, length.q))
         begin, end = (limit - first_key for limit in visible(mask, rows, length))
         low, high = begin[0], end[-1]
-        with np.errstate(invalid="ignore"):  # infinite inputs give NaN, as softmax does
+        with np.errstate(invalid="ignore", over="ignore"):  # infinite scores give NaN, as softmax does
             out, lse = attend_rows(q[:, rows], k[low:high], v[low:high], begin - low, end - low, softmax)
         yield slice(first_row, first_row + len(rows)), out, lse
 

@@ -54,6 +54,9 @@ def test_best_known_is_cudnns_own_time_where_it_is_the_best_and_faster(cudnn, ex
 def test_best_known_needs_fa3_and_the_grid():
     assert record.best_known_us(made_up.entry(FA3_BEST, ours=1.0, cudnn=1.0)) is None
     assert record.best_known_us(made_up.entry(suites.engine()[0], ours=1.0, fa3=1.0)) is None
+    packed = suites.varlen()[0]
+    assert packed.name == suites.prefill()[0].name, "the same sizes, through another call"
+    assert record.best_known_us(made_up.entry(packed, ours=1.0, fa3=1.0)) is None
 
 
 def test_a_wrong_answer_has_no_time():
@@ -233,6 +236,7 @@ def test_goals_of_us_over_the_floor():
     assert [reached(report, entry) for entry in report["cases"]] == [[True], [False]]
     (found,) = table.tables(report)
     # batch_invariant and the mean of short contexts were not measured
+    assert found.columns[2:5] == ["GB/s", "of read", "us over floor"]
     assert "goal us over floor" in found.columns and "goals reached: 1 of 2, 5 not judged" in found.notes
 
 

@@ -210,6 +210,29 @@ def test_interface_functions():
     assert torch.equal(metadata, fa.get_scheduler_metadata(2, 1, 16, 4, 2, 16, int32(3, 9)))
 
 
+@pytest.mark.parametrize("name", ["seqused_q", "cu_seqlens_k"])
+@pytest.mark.parametrize("cache", [{}, {"leftpad_k": int32(0, 0), "seqused_k": int32(3, 3)}], ids=["dense", "a cache"])
+def test_lengths_that_dense_queries_cannot_have_are_refused(name, cache):
+    with pytest.raises(NotImplementedError, match="^seqused_q and cu_seqlens_k: not available"):
+        flash_attn_3._flash_attn_forward(*inputs(), **cache, **{name: int32(1, 2)})
+
+
+def test_every_argument_of_packed_qkv_arrives_alone(monkeypatch):
+    ours, arrived = hopper_attention.flash_attn_func, {}
+
+    def spy(*args, **kwargs):
+        bound = inspect.signature(ours).bind(*args, **kwargs)
+        bound.apply_defaults()
+        arrived.update(bound.arguments)
+
+    monkeypatch.setattr(hopper_attention, "flash_attn_func", spy)
+    packed = flash_attn_3.flash_attn_qkvpacked_func
+    for name in set(inspect.signature(packed).parameters) - {"qkv", "num_heads_q"}:
+        value = object()
+        packed(values(2, 5, 3, 4, 16), **{name: value})
+        assert arrived[name] is value, name
+
+
 def test_backward_raises():
     q, k, v = inputs()
     with pytest.raises(NotImplementedError, match="forward only"):

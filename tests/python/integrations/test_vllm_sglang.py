@@ -132,6 +132,70 @@ def test_every_argument_is_used_or_has_a_reason_not_to_be(module):
             assert set(inspect.signature(function).parameters) - read == set(UNUSED.get(function, {})), name
 
 
+# What other names their arguments have here, by function of ours, and what has to be given beside one to be read.
+RENAMED = {
+    vllm.flash_attn_varlen_func: {"q_v": "qv", "block_table": "page_table", "return_softmax_lse": "return_attn_probs"},
+    vllm.get_scheduler_metadata: {},
+    sglang.flash_attn_with_kvcache: {"sinks": "s_aux"},
+    sglang.flash_attn_varlen_func: {"sinks": "s_aux", "return_softmax_lse": "return_attn_probs"},
+    sglang.get_scheduler_metadata: {
+        "num_heads": "num_heads_q",
+        "num_heads_k": "num_heads_kv",
+        "leftpad_k": "cache_leftpad",
+    },
+}
+BESIDE = {
+    "q_v": {"softmax_scale": 0.5},
+    "cp_tot_seqused_k": {"cp_world_size": 2},
+    "rotary_interleaved": {"rotary_cos": "cos"},
+}
+NOT_AVAILABLE = {
+    vllm.flash_attn_varlen_func: ("dropout_p", "alibi_slopes", "fa_version"),
+    vllm.get_scheduler_metadata: (),
+    sglang.flash_attn_with_kvcache: ("only_qv", "ver"),
+    sglang.flash_attn_varlen_func: ("only_qv", "ver"),
+    sglang.get_scheduler_metadata: ("cu_seqlens_k", "seqused_q"),
+}
+
+
+@pytest.mark.parametrize("adapter", RENAMED, ids=lambda f: f"{f.__module__.split('.')[-1]} {f.__name__}")
+def test_every_argument_arrives_alone(adapter, monkeypatch):
+    """The adapters leave out what engines seldom give: one argument must be enough for it to be passed on."""
+    ours = getattr(hopper_attention, adapter.__name__)
+    arrived = {}
+
+    def spy(*args, **kwargs):
+        bound = inspect.signature(ours).bind(*args, **kwargs)
+        bound.apply_defaults()
+        arrived.update(bound.arguments)
+
+    monkeypatch.setattr(hopper_attention, adapter.__name__, spy)
+    parameters = inspect.signature(adapter).parameters
+    left_out = {*FA4_ONLY.get(adapter, ()), *UNUSED.get(adapter, ()), *NOT_AVAILABLE[adapter]}
+    required = {name: name for name, p in parameters.items() if p.default is inspect.Parameter.empty}
+    if adapter is vllm.flash_attn_varlen_func:
+        left_out |= {"cu_seqlens_k"}  # seqused_k is given instead, the other way round below
+        required["seqused_k"] = "seqused_k"
+    for name in parameters:
+        if name in left_out:
+            continue
+        value = object()
+        adapter(**{**required, **BESIDE.get(name, {}), name: value})
+        assert arrived[RENAMED[adapter].get(name, name)] is value, name
+    if adapter is vllm.flash_attn_varlen_func:
+        del required["seqused_k"]
+        adapter(**required, cu_seqlens_k="starts")
+        assert arrived["cu_seqlens_k"] == "starts" and arrived["seqused_k"] is None
+
+
+@pytest.mark.parametrize("name", ["cu_seqlens_k", "seqused_q", "seqused_k", "page_table"])
+def test_sglang_dense_queries_have_no_lengths(name):
+    q, k, v = values(2, 3, 4, 16), values(2, 5, 2, 16), values(2, 5, 2, 16)
+    given = {"cu_seqlens_k": None, name: int32(1, 2)}
+    with pytest.raises(NotImplementedError, match=f"^{name}: not available"):
+        sglang.flash_attn_varlen_func(q, k, v, None, **given)
+
+
 # The names under which vllm_backend has instances of vLLM's classes; what it sets on them itself is not vLLM's.
 INSTANCES = {
     "FlashAttentionMetadata": ("attn_metadata", "metadata", "step"),
@@ -674,6 +738,11 @@ def test_vllm_layers_that_are_not_supported_fall_back(backend, options, reason):
     assert made.why_not == reason
     if reason:
         assert made.forward(None, None, None, None, None, object(), None) == "theirs"
+
+
+def test_vllm_layers_under_decode_context_parallelism_fall_back(backend, monkeypatch):
+    monkeypatch.setattr(TheirImpl, "dcp_world_size", 2)
+    assert impl(backend).why_not == "decode context parallelism"
 
 
 def step(p, **options):

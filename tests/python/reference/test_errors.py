@@ -88,6 +88,12 @@ CACHE = [
     ("rotary without k", ValueError, "without k", {"rotary_cos": TABLES, "rotary_sin": TABLES}),
     ("cos without sin", ValueError, "together", {"rotary_cos": TABLES, "k": NEW, "v": NEW, "cache_seqlens": 1}),
     (
+        "rotary tables without positions",
+        ValueError,
+        "rotary_cos has no positions",
+        {"rotary_cos": TABLES[:0], "rotary_sin": TABLES[:0], "k": NEW, "v": NEW, "cache_seqlens": 1},
+    ),
+    (
         "rotary wider than the head",
         ValueError,
         "head dim",
@@ -129,6 +135,44 @@ def test_combine_and_merge():
         reference.merge_states(parts[0], logs[0], parts[1], lse)
     with pytest.raises(ValueError, match="out overlaps out_b"):
         reference.merge_states(parts[0], lse, parts[1], lse, out=parts[1])
+
+
+READ_ONLY = np.zeros(Q.shape, np.float32)
+READ_ONLY.setflags(write=False)
+
+
+def test_read_only_arrays_are_read_but_not_written():
+    reference.flash_attn_func(READ_ONLY, K, V)
+    with pytest.raises(ValueError, match="^out is a read-only array"):
+        reference.flash_attn_func(Q, K, V, out=READ_ONLY)
+    k_cache, v_cache = K.copy(), V.copy()
+    v_cache.setflags(write=False)
+    with pytest.raises(ValueError, match="^v_cache is a read-only array"):
+        reference.flash_attn_with_kvcache(Q, k_cache, v_cache, NEW + 1, NEW, cache_seqlens=1)
+    assert not k_cache.any()
+    parts, lse = np.zeros((2, 2, 3, 4, 8), np.float32), np.zeros((2, 4, 3), np.float32)
+    with pytest.raises(ValueError, match="^out is a read-only array"):
+        reference.merge_states(parts[0], lse, parts[1], lse, out=READ_ONLY)
+    with pytest.raises(ValueError, match="^out is a read-only array"):
+        reference.flash_attn_combine(parts, np.zeros((2, 2, 3, 4), np.float32), out=READ_ONLY)
+
+
+def test_torch_tensors_without_ordinary_memory():
+    torch = pytest.importorskip("torch")
+    q, k, v = (torch.from_numpy(x) for x in (Q, K, V))
+    rotated = torch.complex(k, k).conj().imag  # what a rotary embedding of complex numbers may leave
+    with pytest.raises(ValueError, match=r"^k is a view that negates its memory; pass k.resolve_neg\(\)"):
+        reference.flash_attn_func(q, rotated, v)
+    reference.flash_attn_func(q, rotated.resolve_neg(), v)
+    with pytest.raises(TypeError, match="^v has layout torch.sparse_coo"):
+        reference.flash_attn_func(q, k, v.to_sparse())
+
+
+def test_messages_say_shapes_and_dtypes_as_python_does():
+    with pytest.raises(ValueError, match=r"^cu_seqlens_k has shape \(2,\); \(3,\) is needed"):
+        reference.flash_attn_varlen_func(PACKED, PACKED, PACKED, CU, CU[:2])
+    with pytest.raises(TypeError, match="^softmax_lse has dtype float16; allowed: float32$"):
+        reference.flash_attn_func(Q, K, V, softmax_lse=np.zeros((2, 4, 3), np.float16))
 
 
 def test_arguments_that_only_steer_the_gpu_have_no_effect():

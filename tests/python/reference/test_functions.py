@@ -388,3 +388,40 @@ def test_cache_index_outside_the_cache_has_no_keys_and_drops_writes():
     assert (cache_k[0] == 1).all() and (cache_k[1, 2] == 7).all()
     assert lse[0, 0, 0] == -np.inf and (out[0] == 0).all()
     np.testing.assert_allclose(lse[1], np.log(3))
+
+
+@pytest.mark.parametrize("heads", [0, 2], ids=["no heads of q", "heads"])
+def test_shapes_without_elements(heads):
+    """Sizes of 0 give results of that size, and rows without keys 0 and -inf."""
+    q, k = np.ones((1, 3, heads, 4)), np.ones((1, 5, 2, 4))
+    out, lse = reference.flash_attn_func(q, k, k, return_attn_probs=True)
+    assert out.shape == q.shape and lse.shape == (1, heads, 3) and np.isfinite(lse).all()
+    out, lse = reference.flash_attn_func(q, k[:, :0], k[:, :0], return_attn_probs=True)
+    assert (out == 0).all() and np.isneginf(lse).all()
+    out, lse = reference.flash_attn_func(q[:, :0], k, k, return_attn_probs=True)
+    assert out.shape == (1, 0, heads, 4) and lse.shape == (1, heads, 0)
+    out = reference.flash_attn_func(q[:0], k[:0], k[:0])
+    assert out.shape == (0, 3, heads, 4)
+
+
+def test_a_chunk_alone_makes_rotated_queries_move():
+    """As a window does: of two masks that hide nothing each gives the queries positions of their own."""
+    rng = np.random.default_rng(0)
+    q, new_k, new_v = (rng.standard_normal((1, 3, 2, 4)) for _ in range(3))
+    cos, sin = np.cos(np.arange(40.0)).reshape(20, 2), np.sin(np.arange(40.0)).reshape(20, 2)
+
+    def call(**mask):
+        cache = np.zeros((2, 1, 10, 2, 4))
+        given = {"rotary_cos": cos, "rotary_sin": sin, "cache_seqlens": 0}
+        return reference.flash_attn_with_kvcache(q, *cache, new_k, new_v, **given, **mask)
+
+    window, chunk, nothing = call(window_size=(50, 50)), call(attention_chunk=50), call()
+    np.testing.assert_allclose(chunk, window, **TOLERANCE)
+    assert np.abs(chunk - nothing)[:, 1:].max() > 1e-3
+
+
+@pytest.mark.filterwarnings("error")
+def test_scores_that_overflow_give_nan_without_a_warning():
+    huge = np.full((1, 2, 1, 4), 1e30, np.float32)
+    out, lse = reference.flash_attn_func(huge, huge, np.ones_like(huge), return_attn_probs=True)
+    assert np.isnan(out).all() and np.isnan(lse).all()

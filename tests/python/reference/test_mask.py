@@ -62,6 +62,8 @@ def test_block_ranges_hold_all_visible_keys_and_mask_where_needed(left, right, c
         visited[start : start + block] = True
         if blocks.full_begin <= index < blocks.full_end:
             assert start + block <= m and seen[:, start : start + block].all()
+        else:
+            assert start + block > m or not seen[:, start : start + block].all(), "it needs no mask"
     assert not seen[:, ~visited].any()
     assert blocks.begin <= blocks.full_begin <= max(blocks.full_end, blocks.full_begin)
     assert blocks.full_end <= blocks.end or blocks.end == 0

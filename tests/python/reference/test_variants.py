@@ -69,3 +69,19 @@ def test_window_softcap_and_sink(n, m, left, right, chunk, seed):
     agree(reference.windowed_attention(q, k, v, left, right, chunk=chunk), public(**window))
     agree(reference.soft_capped_attention(q, k, v, 2.0, mask=seen), public(softcap=2.0, **window))
     agree(reference.sink_attention(q, k, v, 0.7, mask=seen), public(s_aux=np.array([0.7]), **window))
+
+
+def test_scales_and_what_is_off_by_default():
+    rng = np.random.default_rng(0)
+    q, k, v = rng.standard_normal((3, 1, 6, 2, 8))
+    table, used, starts = np.array([[0]], np.int32), np.array([6], np.int32), offsets([6])
+    for scale in (None, 0.3):
+        wanted = reference.flash_attn_func(q, k, v, softmax_scale=scale, return_attn_probs=True)
+        agree(reference.paged_attention(q, k, v, table, used, scale=scale), wanted)
+        packed = reference.varlen_attention(q[0], k[0], v[0], starts, starts, scale=scale)
+        agree([x[None] for x in packed], wanted)
+        one_head = wanted[0][0, :, 0], wanted[1][0, 0]
+        arrays = q[0, :, 0], k[0, :, 0], v[0, :, 0]
+        agree(reference.windowed_attention(*arrays, scale=scale), one_head)
+        agree(reference.soft_capped_attention(*arrays, 0.0, scale=scale), one_head)
+        agree(reference.sink_attention(*arrays, -1e4, scale=scale), one_head)

@@ -111,3 +111,13 @@ def test_pages_without_memory_count_with_their_bound():
     with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True):
         call = hopper_attention.flash_attn_with_kvcache
         assert counted(call, q, k_cache, v_cache, cache_seqlens=lengths, page_table=table) == products(2 * 16)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "pairs"), [((4, 8), 2 * 4 * 8), ((None, None), 2 * 3 * 6), ((4, None), 2 * 4 * 6)], ids=str
+)
+def test_packed_sequences_without_memory_count_with_their_bounds(bounds, pairs):
+    """Without a bound as if all had as many rows."""
+    q, k, v = (x.to("meta") for x in qkv(7, lead_k=(12,)))
+    starts = int32(0, 3, 7).to("meta"), int32(0, 4, 12).to("meta")
+    assert counted(hopper_attention.flash_attn_varlen_func, q, k, v, *starts, *bounds) == products(pairs)

@@ -96,6 +96,27 @@ def test_meta_tensors_give_shapes(sample):
         assert got.is_meta and (got.shape, got.stride(), got.dtype) == (want.shape, want.stride(), want.dtype)
 
 
+LSE_DTYPES = {
+    torch.bfloat16: torch.float32,
+    torch.float16: torch.float32,
+    torch.float32: torch.float32,
+    torch.float64: torch.float64,
+}
+
+
+@pytest.mark.parametrize("dtype", LSE_DTYPES, ids=str)
+@pytest.mark.parametrize("given", [False, True], ids=["all allocated", "out given"])
+def test_meta_tensors_give_the_dtypes_of_results(dtype, given):
+    def results(device):
+        q, k, v = (torch.zeros(1, 3, 2, 8, dtype=dtype, device=device) for _ in range(3))
+        options = {"out": torch.empty_like(q)} if given else {}
+        return hopper_attention.flash_attn_func(q, k, v, return_attn_probs=True, **options)
+
+    for device in ("cpu", "meta"):
+        out, lse = results(device)
+        assert out.dtype == dtype and lse.dtype == LSE_DTYPES[dtype], device
+
+
 OF_ATTENTION = [name for name in sorted(torch_ops.SCHEMAS) if hasattr(kernels, f"{name.removesuffix('_out')}_out")]
 
 
@@ -136,10 +157,27 @@ NOT_OF = {
 WITHOUT_EFFECT = ("pack_gqa", "deterministic")
 
 
-@pytest.mark.parametrize("name", OF_ATTENTION)
-def test_every_argument_arrives(name, monkeypatch):
-    """Through the operator, whatever the form in which it travels."""
-    function, public = public_parameters(name)
+def arrived_at(function, given, monkeypatch):
+    """The arguments of the public `function` behind its operator, which is called with `given` under a mode."""
+    arrived = []
+
+    def spy(*args, **kwargs):
+        bound = inspect.signature(original).bind(*args, **kwargs)
+        bound.apply_defaults()
+        arrived.append(bound.arguments)
+        return torch.zeros(2, 3, 4, 5), torch.zeros(2, 4, 3)
+
+    original = getattr(interface, function)
+    with monkeypatch.context() as patch, Passing("mode", []):
+        patch.setattr(interface, function, spy)
+        original(**given)
+    (found,) = arrived
+    return found
+
+
+def arguments_of(name):
+    """Values of all arguments of the public function of an operator that are not its defaults."""
+    _, public = public_parameters(name)
     not_of = NOT_OF.get(name, NOT_OF["kvcache"][3:] if name == "kvcache_out" else ())
     numbers = {"softmax_scale": 0.25, "softcap": 7.5, "window_size": (11, 12)}
     given = {}
@@ -151,24 +189,63 @@ def test_every_argument_arrives(name, monkeypatch):
             given[parameter] = not public[parameter].default
         else:
             given[parameter] = numbers.get(parameter, torch.zeros(2, 3, 4, 5) if kind == "Tensor" else 20 + place)
-    arrived = []
+    return given
 
-    def spy(*args, **kwargs):
-        bound = inspect.signature(original).bind(*args, **kwargs)
-        bound.apply_defaults()
-        arrived.append(bound.arguments)
-        return torch.zeros(2, 3, 4, 5), torch.zeros(2, 4, 3)
 
-    original = getattr(interface, function)
-    monkeypatch.setattr(interface, function, spy)
-    with Passing("mode", []):
-        original(**given)
-    (found,) = arrived
+@pytest.mark.parametrize("name", OF_ATTENTION)
+def test_every_argument_arrives(name, monkeypatch):
+    """Through the operator, whatever the form in which it travels."""
+    function, _ = public_parameters(name)
+    given = arguments_of(name)
+    found = arrived_at(function, given, monkeypatch)
     for parameter, value in given.items():
         if name.endswith("_out") and parameter.startswith("return_"):
             continue
         same = found[parameter] is value if isinstance(value, torch.Tensor) else found[parameter] == value
         assert same, f"{parameter}: {found[parameter]} instead of {value}"
+
+
+@pytest.mark.parametrize("name", OF_ATTENTION)
+def test_every_flag_arrives_alone(name, monkeypatch):
+    """All of them travel in one number."""
+    function, public = public_parameters(name)
+    given = arguments_of(name)
+    flags = [parameter for parameter in given if torch_ops.schema.TYPES.get(parameter) == "bool"]
+    assert len(flags) >= 3
+    for alone in flags:
+        others = {flag: public[flag].default for flag in flags if flag != alone}
+        found = arrived_at(function, {**given, **others}, monkeypatch)
+        for flag in flags:
+            if not (name.endswith("_out") and flag.startswith("return_")):
+                assert found[flag] == (flag == alone) ^ public[flag].default, f"{flag} with {alone} alone"
+
+
+LEAST = {
+    "flash_attn_func": ("q", "k", "v"),
+    "flash_attn_varlen_func": ("q", "k", "v", "cu_seqlens_q"),
+    "flash_attn_with_kvcache": ("q", "k_cache", "v_cache"),
+}
+
+
+@pytest.mark.parametrize("function", LEAST)
+def test_every_argument_arrives_alone(function, monkeypatch):
+    """What is rarely given travels together, and is left out where all of it is at its defaults."""
+    public = inspect.signature(getattr(hopper_attention, function)).parameters
+    numbers = {"softmax_scale": 0.25, "softcap": 7.5, "window_size": (11, -1)}
+    least = {name: torch.zeros(2, 3, 4, 5) for name in LEAST[function]}
+    for name in set(public) - set(least) - set(WITHOUT_EFFECT):
+        kind = torch_ops.schema.TYPES.get(name, "Tensor")
+        value = not public[name].default if kind == "bool" else numbers.get(name, 3)
+        if kind == "Tensor":
+            value = torch.zeros(2, 4, 3)
+        beside = {"k": torch.zeros(2, 3, 4, 5)} if name == "cu_seqlens_k_new" else {}  # has no effect without
+        found = arrived_at(function, {**least, **beside, name: value}, monkeypatch)
+        if not name.startswith("return_"):
+            assert found[name] is value if kind == "Tensor" else found[name] == value, name
+        for other in set(public) - {*least, *beside, name, "out", "softmax_lse", *WITHOUT_EFFECT}:
+            assert found[other] is public[other].default or found[other] == public[other].default, (
+                f"{other} with {name}"
+            )
 
 
 def test_what_is_written_is_declared():
@@ -400,6 +477,10 @@ def test_transforms():
         ("window_size", 3, ValueError),
         ("softcap", "much", TypeError),
         ("causal", "yes", TypeError),
+        ("batch_invariant", "yes", TypeError),
+        ("return_attn_probs", "yes", TypeError),
+        ("pack_gqa", "yes", TypeError),
+        ("deterministic", "yes", TypeError),
         ("num_splits", torch.tensor(3), TypeError),
     ],
 )
