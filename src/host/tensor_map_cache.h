@@ -33,11 +33,12 @@ class TensorMapCache {
   // Tensors of a model differ in address by large powers of 2, two maps of one tensor in box or extents. Products that
   // do not wait for each other, of which the highest bits depend on all bits of a key.
   static std::size_t place_of(TensorMapKey const& key) {
-    constexpr std::uint64_t kOdd[] = {0x9e3779b97f4a7c15, 0xbf58476d1ce4e5b9, 0x94d049bb133111eb, 0xd6e8feb86659fd93,
-                                      0xff51afd7ed558ccd};
+    constexpr std::uint64_t kOdd[] = {0x9e3779b97f4a7c15, 0xbf58476d1ce4e5b9, 0x94d049bb133111eb,
+                                      0xd6e8feb86659fd93, 0xff51afd7ed558ccd, 0xc4ceb9fe1a85ec53};
     TensorMapShape const& shape = key.shape;
     std::uint64_t const hash = reinterpret_cast<std::uintptr_t>(key.data) * kOdd[0] + shape.box[1] * kOdd[1] +
-                               shape.box[2] * kOdd[2] + shape.extent[1] * kOdd[3] + shape.extent[2] * kOdd[4];
+                               shape.box[2] * kOdd[2] + shape.box[3] * kOdd[5] + shape.extent[1] * kOdd[3] +
+                               shape.extent[2] * kOdd[4];
     return hash >> (64 - std::countr_zero(kPlaces));
   }
 

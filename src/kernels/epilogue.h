@@ -193,21 +193,22 @@ struct CollectiveEpilogue {
     tma_store_fence();
     sync_warpgroup(warpgroup);
     int const queries = work.queries.last + 1 - rows.first_query;
+    int const all = params.packing.queries_per_slab;
     int const row = work.sequence.q_row + rows.first_query;
     int const batch = work.sequence.q_batch;
-    ClippedBox const box(batch * p.rows + row, queries, p.copies);
-    bool const all_exist = queries >= params.packing.queries_per_slab;
-    // With clip_by_tma a slab with only some of its queries is the last of its sequence.
-    bool const by_tma = queries > 0 && (p.copies > 0 ? box.exact : all_exist || p.clip_by_tma);
-    if (p.out_by_tma && by_tma) {
-      if (thread == 0) {
-        CUTE_UNROLL
-        for (int c = 0; c < Traits::kHeadDimV; c += Traits::kSlabColumnsV) {
-          SM90_TMA_STORE_5D::copy(&p.out_map, slab + c * kSlabRows, c, 0, p.copies > 0 ? box.y : row,
-                                  p.copies > 0 ? box.x : work.head, p.copies > 0 ? work.head : batch);
-        }
-        tma_store_arrive();
+    auto const store = [&](int a, int b, int c) __attribute__((always_inline)) {
+      if (thread != 0) { return; }
+      CUTE_UNROLL
+      for (int column = 0; column < Traits::kHeadDimV; column += Traits::kSlabColumnsV) {
+        SM90_TMA_STORE_5D::copy(&p.out_map, slab + column * kSlabRows, column, 0, a, b, c);
       }
+      tma_store_arrive();
+    };
+    ClippedBox const box(batch * p.rows + row, queries, p.copies);
+    if (Traits::kListed && p.copies > 0 && queries > 0 && box.exact) {
+      store(box.y, box.x, work.head);
+    } else if (p.out_by_tma && p.copies == 0 && (queries >= all || (p.clip_by_tma && queries > 0))) {
+      store(row, work.head, batch);  // with only some of its queries it is the last slab of its sequence
     } else {
       copy_rows(work, rows, sO);
       sync_warpgroup(warpgroup);  // before one thread says that the slab is free

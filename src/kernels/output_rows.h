@@ -50,11 +50,13 @@ struct RowEnd {
   }
 };
 
-// The exponent of a row whose maximum gives `exponent`. Without keys it is -inf, as the maximum, and the sum 0; where
-// all scores are NaN, which is no maximum, the sum is NaN, and so is the row.
+// The exponent of a row whose maximum gives `exponent`: NaN where the sum is, since a maximum leaves NaN out and may be
+// far below that of other parts; -inf where there is no maximum.
 __device__ __forceinline__ float exponent_with(float exponent, float sum) {
-  return exponent == -INFINITY ? sum - INFINITY : exponent;
+  bool const has_maximum = exponent != -INFINITY;
+  return has_maximum && sum == sum ? exponent : sum - INFINITY;
 }
+// Without a maximum the sum is 0, or NaN, and so is the scale.
 __device__ __forceinline__ RowEnd row_end(float exponent, float sum) {
   return {exponent == -INFINITY ? sum : reciprocal_approx(sum), exponent_with(exponent, sum), sum};
 }
@@ -63,7 +65,7 @@ __device__ __forceinline__ RowEnd row_end(float exponent, float sum) {
 // is that. Exact also where the sink leaves next to nothing of the row: approximations that flush to zero lose results
 // below 2^-126, which bf16 can hold.
 __device__ __forceinline__ RowEnd end_row(float exponent, float sum, float sink) {
-  float const top = fmaxf(exponent, sink);
+  float const top = max_or_nan(exponent, sink);
   if (top == -INFINITY) { return row_end(exponent, sum); }
   float const shrink = exp2f(exponent - top);
   sum = sum * shrink + exp2f(sink - top);

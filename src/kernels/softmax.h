@@ -35,6 +35,12 @@ __device__ __forceinline__ float reciprocal_approx(float x) {
   return y;
 }
 
+// The exponent of 2 that becomes 1, of a row whose maximum has the exponent `exponent`: finite also where that is -inf,
+// since -inf + inf would be NaN.
+__device__ __forceinline__ float offset_of(float exponent) {
+  return fmaxf(exponent, -std::numeric_limits<float>::max());
+}
+
 // These let NaN through, as fmaxf and fminf do not.
 __device__ __forceinline__ float max_or_nan(float a, float b) {
   float most;
@@ -85,8 +91,7 @@ struct OnlineSoftmax {
   float scale_log2;               // scores -> exponents of 2
   float row_max[kRowsPerThread];  // of the scores, unscaled; up to kSlack exponents of 2 below it
   float row_sum[kRowsPerThread];  // of this thread's columns
-  float offset[kRowsPerThread];   // exponent of 2 that becomes 1; finite also for a row without keys: exp2(-inf + inf)
-                                  // would be NaN
+  float offset[kRowsPerThread];   // offset_of(exponent(r))
   float rescale[kRowsPerThread];  // by how much the last update shrank O
 
   __device__ __forceinline__ explicit OnlineSoftmax(float scale_log2_) : scale_log2(scale_log2_) {
@@ -126,7 +131,7 @@ struct OnlineSoftmax {
         moves = (row_max[r] - before) * scale_log2 > static_cast<float>(kSlack);  // -inf - -inf is NaN: not
         row_max[r] = moves ? row_max[r] : before;
       }
-      offset[r] = fmaxf(exponent(r), -std::numeric_limits<float>::max());
+      offset[r] = offset_of(exponent(r));
       rescale[r] = moves ? exp2_approx(exponent_of(before, scale_log2, kHeadroom) - offset[r]) : 1.0F;
       row_sum[r] *= rescale[r];
     }

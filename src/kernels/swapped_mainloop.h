@@ -166,7 +166,7 @@ class SwappedMainloop {
       for (int c = 0; c < kColumnsPerThread; ++c) {
         float const before = max_[c];
         max_[c] = fmaxf(fmaxf(fmaxf(warps[c].x, warps[c].y), fmaxf(warps[c].z, warps[c].w)), before);
-        offset[c] = max_[c] == -INFINITY ? 0.0F : exponent(max_[c]);
+        offset[c] = offset_of(exponent(max_[c]));
         shrink[c] = exp2_approx(exponent(before) - offset[c]);
       }
     };

@@ -58,7 +58,8 @@ struct ClippedBox {
   int x;
   bool exact;  // without rows but those that are wanted: not if these are a few of the tensor's first
 
-  // Rows from `first` on; `wanted`, at least 1, may be more than a box has.
+  // Rows from `first` on; `wanted`, at least 1, may be more than a box has, but first + wanted not more than the tensor
+  // has: a map that has rows several times does not end with the tensor.
   HA_HOST_DEVICE constexpr ClippedBox(int first, int wanted, int copies) {
     int const left_out = max_of(copies - wanted, 0);
     exact = first >= left_out;

@@ -28,9 +28,9 @@ struct alignas(8) TileWork {
     return {max_of(range.keys.begin - first, 0), min_of(range.keys.end - first, block)};
   }
 
-  // With pages: keys past the end of the table arrive as zeros; keys that exist but are outside the tile's view must be
+  // Keys past the end of the page table arrive as zeros; keys that exist but are outside the tile's view must be
   // zeroed.
-  HA_HOST_DEVICE bool hides_rows(int n, int block) const {
+  HA_HOST_DEVICE bool hides_rows_of_pages(int n, int block) const {
     KeyInterval const keep = rows_to_keep(n, block);
     int const arriving = min_of(sequence.k_memory - first_key(n, block), block);
     return keep.begin > 0 || keep.end < arriving;

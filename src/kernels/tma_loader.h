@@ -138,7 +138,7 @@ struct TmaLoader {
 
   // Whether rows of block n that the tile must not see arrive as they are in memory.
   __device__ __forceinline__ bool hides_rows(TileWork const& work, int n) const {
-    return paged() ? work.hides_rows(n, Traits::kKeys) : !box_of(work, n).exact;
+    return paged() ? work.hides_rows_of_pages(n, Traits::kKeys) : !box_of(work, n).exact;
   }
 
   // Block n of V, whose slot follows `read`: hides its rows, if it has any to hide, and moves on to the next block.

@@ -1529,7 +1529,7 @@ TEST_CASE("TileWork: rows of V are hidden where there is memory of keys that the
       CAPTURE(i);
       CAPTURE(n);
       REQUIRE(keeps_right);
-      REQUIRE(work.hides_rows(n, block) == hides);
+      REQUIRE(work.hides_rows_of_pages(n, block) == hides);
       hidden += hides;
     }
   }

@@ -45,7 +45,7 @@ def check(case: Case, t: dict[str, torch.Tensor]) -> None:
         x = x.double()
         if not torch.equal(x.isnan(), y.isnan()):
             fail(case, f"{name}: {int(x.isnan().sum())} NaN, {int(y.isnan().sum())} expected")
-        if not torch.equal(x.isinf(), y.isinf()):
+        if not torch.equal(x == INF, y == INF) or not torch.equal(x == -INF, y == -INF):
             fail(case, f"{name}: {int(x.isinf().sum())} infinite, {int(y.isinf().sum())} expected")
         known = y.isfinite()
         far = (x[known] - y[known]).abs() > 0.02 + 0.02 * y[known].abs()
@@ -81,7 +81,7 @@ WAYS = {
     "16 rows, a cluster": (2, 1900, 2, (("cluster", 4),)),
     "16 rows, parts": (2, 5000, 2, (("num_splits", 3),)),
     "64 rows": (20, 1900, 2, ()),
-    "64 rows, a cluster": (20, 1900, 2, (("cluster", 2),)),
+    "64 rows, a cluster": (12, 1900, 2, (("cluster", 2),)),
     "many rows": (900, 1000, 8, ()),
     "many rows, parts": (333, 5000, 2, (("num_splits", 3),)),
 }
