@@ -42,7 +42,7 @@ void check_shape(ProblemShape const& shape, std::int64_t total_q, bool packed_q)
   }
   require(shape.heads_k > 0, "k: heads must be at least 1, found 0");
   require(shape.heads_q % shape.heads_k == 0, "q: heads must be a multiple of the heads of k and v: found ",
-          shape.heads_q, " and ", shape.heads_k);
+          shape.heads_q, " and ", shape.heads_k, "; heads are the last dim but one");
   for (Extent const dim : {Extent{"q: head_dim", shape.head_dim}, {"v: head_dim", shape.head_dim_v}}) {
     require(dim.value > 0 && dim.value % kHeadDimStep == 0, dim.name, " must be a positive multiple of ", kHeadDimStep,
             ", found ", dim.value, "; pad with zeros");

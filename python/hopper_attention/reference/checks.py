@@ -145,7 +145,8 @@ def check_kv(q: View, k: View, v: View, names: tuple[str, str] = ("k", "v")) -> 
     )
     heads_q, heads_k = q.shape[-2], k.shape[-2]
     require(heads_k > 0, k_name, " has 0 heads; 1 or more is needed")
-    require(heads_q % heads_k == 0, "q has ", heads_q, " heads and ", k_name, " ", heads_k, "; a multiple is needed")
+    wanted = "; a multiple is needed, heads are the last dim but one"
+    require(heads_q % heads_k == 0, "q has ", heads_q, " heads and ", k_name, " ", heads_k, wanted)
 
 
 def mask_of(causal: Any, window_size: Any, attention_chunk: Any, cp_world_size: Any = 1, cp_rank: Any = 0) -> Mask:

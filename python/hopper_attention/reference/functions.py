@@ -4,9 +4,9 @@ GPU.
 Dimension letters: B batch, Sq / Sk queries / keys of a sequence, T tokens of all sequences, Hq / Hk heads of q / of k
 and v, D head dim of q and k, Dv head dim of v and out. dtypes: float16 and bfloat16 (torch, or numpy with ml_dtypes)
 and fp8 e4m3 (torch) are computed in float32; float32 and float64 in their own precision. Any head dim, stride and
-alignment is allowed, and a negative softmax_scale, which the kernels do not take. Arguments that only steer the GPU (num_splits, pack_gqa,
-deterministic, sm_margin, scheduler_metadata, workspace, max_seqlen_*, batch_invariant) have no effect; out-of-range
-numbers are refused all the same.
+alignment is allowed, and a negative softmax_scale, which the kernels do not take. Arguments that only steer the GPU
+(num_splits, pack_gqa, deterministic, sm_margin, scheduler_metadata, workspace, max_seqlen_*, batch_invariant) have no
+effect; out-of-range numbers are refused all the same.
 
 Raises ValueError, TypeError or NotImplementedError before anything is written. Metadata (lengths, pages) is clamped,
 never trusted, as on the GPU.
