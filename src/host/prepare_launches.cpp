@@ -23,8 +23,11 @@ SoftmaxParams softmax_params(Problem const& problem) {
   double const log2e = 1.0 / std::log(2.0);
   // A scale of 0 makes all keys equal; the smallest normal number does the same and keeps -inf * scale defined.
   double const scale = problem.softmax_scale == 0.0F ? std::ldexp(1.0, -100) : problem.softmax_scale;
-  if (problem.softcap == 0.0F) { return {static_cast<float>(scale * log2e), 0.0F}; }
-  return {static_cast<float>(problem.softcap * log2e), static_cast<float>(scale / problem.softcap)};
+  bool const capped = problem.softcap != 0.0F;
+  double const scale_log2 = (capped ? problem.softcap : scale) * log2e;
+  return {.scale_log2 = static_cast<float>(scale_log2),
+          .softcap_inner = capped ? static_cast<float>(scale / problem.softcap) : 0.0F,
+          .lowest_score = static_cast<float>(-std::ldexp(1.0, 126) / std::max(1.0, scale_log2))};
 }
 
 PageParams page_params(TileConfig const& tile, Problem const& problem) {

@@ -278,7 +278,7 @@ __device__ __forceinline__ void consume(AttentionParams const& params, typename 
       mainloop.wait_first_scores(tSrS);
     }
     TileWork finished;  // the same, read again under the last product: before, there are no registers for all of it
-    typename Traits::Softmax softmax(params.softmax.scale_log2);
+    typename Traits::Softmax softmax(params.softmax);
     // The tile before has O in the other buffer, whose store is done long ago.
     auto const after_first = [&]() __attribute__((always_inline)) {
       if (kTwoBuffers && thread == 0 && !is_first) {

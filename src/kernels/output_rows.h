@@ -50,15 +50,13 @@ struct RowEnd {
   }
 };
 
-// The exponent of a row whose maximum gives `exponent`: NaN where the sum is, since a maximum leaves NaN out and may be
-// far below that of other parts; -inf where there is no maximum.
+// The exponent of a row whose maximum gives `exponent`: -inf where the sum is 0, which it is not with a score above the
+// lowest; NaN where the sum is, since a maximum leaves NaN out and may be far below that of other parts.
 __device__ __forceinline__ float exponent_with(float exponent, float sum) {
-  bool const has_maximum = exponent != -INFINITY;
-  return has_maximum && sum == sum ? exponent : sum - INFINITY;
+  return sum > 0.0F ? exponent : sum - INFINITY;
 }
-// Without a maximum the sum is 0, or NaN, and so is the scale.
 __device__ __forceinline__ RowEnd row_end(float exponent, float sum) {
-  return {exponent == -INFINITY ? sum : reciprocal_approx(sum), exponent_with(exponent, sum), sum};
+  return {sum > 0.0F ? reciprocal_approx(sum) : sum, exponent_with(exponent, sum), sum};
 }
 
 // A row with the sink of its query head in the denominator: without keys 0 and the sink, and -inf as LSE where the sink

@@ -55,6 +55,8 @@ struct LoadParams {
 struct SoftmaxParams {
   float scale_log2;     // softmax scale * log2(e): scores -> exponents of 2; with softcap, softcap * log2(e)
   float softcap_inner;  // softmax scale / softcap, 0 without softcap
+  float lowest_score;   // what maxima begin with, so that they and their exponents of 2 are finite: -inf less itself is
+                        // NaN. Scores below count as -inf.
 };
 
 // Results of parts of tiles, to be merged by the combine kernel.

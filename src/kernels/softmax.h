@@ -4,9 +4,9 @@
 // accumulator), with the scale folded into exponents of 2 and the row sum reduced over the quad once, at the end.
 #pragma once
 
-#include <limits>
-
 #include "kernels/cute.h"
+
+#include "kernels/params.h"
 
 namespace hopper_attention {
 
@@ -33,12 +33,6 @@ __device__ __forceinline__ float reciprocal_approx(float x) {
   float y;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
-}
-
-// The exponent of 2 that becomes 1, of a row whose maximum has the exponent `exponent`: finite also where that is -inf,
-// since -inf + inf would be NaN.
-__device__ __forceinline__ float offset_of(float exponent) {
-  return fmaxf(exponent, -std::numeric_limits<float>::max());
 }
 
 // These let NaN through, as fmaxf and fminf do not.
@@ -89,15 +83,15 @@ struct OnlineSoftmax {
   static constexpr int kHeadroomOf = kHeadroom;
 
   float scale_log2;               // scores -> exponents of 2
-  float row_max[kRowsPerThread];  // of the scores, unscaled; up to kSlack exponents of 2 below it
-  float row_sum[kRowsPerThread];  // of this thread's columns
-  float offset[kRowsPerThread];   // offset_of(exponent(r))
+  float row_max[kRowsPerThread];  // of the scores, unscaled; up to kSlack exponents of 2 below it; lowest_score at least
+  float row_sum[kRowsPerThread];  // of this thread's columns; of all, 0 if there was no score above lowest_score
+  float offset[kRowsPerThread];   // exponent of 2 that becomes 1
   float rescale[kRowsPerThread];  // by how much the last update shrank O
 
-  __device__ __forceinline__ explicit OnlineSoftmax(float scale_log2_) : scale_log2(scale_log2_) {
+  __device__ __forceinline__ explicit OnlineSoftmax(SoftmaxParams const& params) : scale_log2(params.scale_log2) {
     CUTE_UNROLL
     for (int r = 0; r < kRowsPerThread; ++r) {
-      row_max[r] = -INFINITY;
+      row_max[r] = params.lowest_score;
       row_sum[r] = 0.0F;
       offset[r] = 0.0F;
       rescale[r] = 1.0F;
@@ -115,7 +109,7 @@ struct OnlineSoftmax {
     return sum;
   }
 
-  // Takes a block of scores into the row maxima. A row may have seen no key yet, or scores of -inf or NaN alone.
+  // Takes a block of scores into the row maxima.
   template <class Scores>
   __device__ __forceinline__ void update_max(Scores const& scores) {
     auto const rows = rows_view(scores);
@@ -128,10 +122,10 @@ struct OnlineSoftmax {
       row_max[r] = fmaxf(row_max[r], __shfl_xor_sync(0xffffffff, row_max[r], 2));
       bool moves = true;
       if constexpr (kSlack > 0) {
-        moves = (row_max[r] - before) * scale_log2 > static_cast<float>(kSlack);  // -inf - -inf is NaN: not
+        moves = (row_max[r] - before) * scale_log2 > static_cast<float>(kSlack);
         row_max[r] = moves ? row_max[r] : before;
       }
-      offset[r] = offset_of(exponent(r));
+      offset[r] = exponent(r);
       rescale[r] = moves ? exp2_approx(exponent_of(before, scale_log2, kHeadroom) - offset[r]) : 1.0F;
       row_sum[r] *= rescale[r];
     }

@@ -45,7 +45,7 @@ class SwappedMainloop {
     clear(output_);
     CUTE_UNROLL
     for (int c = 0; c < kColumnsPerThread; ++c) {
-      max_[c] = -INFINITY;
+      max_[c] = params_.softmax.lowest_score;
       sum_[c] = 0.0F;
     }
     if (work.range.empty()) {
@@ -166,7 +166,7 @@ class SwappedMainloop {
       for (int c = 0; c < kColumnsPerThread; ++c) {
         float const before = max_[c];
         max_[c] = fmaxf(fmaxf(fmaxf(warps[c].x, warps[c].y), fmaxf(warps[c].z, warps[c].w)), before);
-        offset[c] = offset_of(exponent(max_[c]));
+        offset[c] = exponent(max_[c]);
         shrink[c] = exp2_approx(exponent(before) - offset[c]);
       }
     };
