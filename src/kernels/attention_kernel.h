@@ -240,12 +240,12 @@ __device__ __forceinline__ void consume(AttentionParams const& params, typename 
   bool is_first = true;
   ThreadKeys seen;
   // Waits for Q also for work without keys: O may take its place, so the slab must be this tile's.
-  auto const begin = [&](TileWork const& work, SlabRange const& slab) __attribute__((always_inline)) {
+  auto const begin = [&](TileWork const& work, SlabRange const& slab, bool in_turns) __attribute__((always_inline)) {
     if (!work.last) { wait_barrier(shared.q_full[q.slot][warpgroup], q.phase); }
     // Blocks that are skipped may need the slots that O of the tile before is in.
     bool const skips_far = Traits::kSkips && !work.last && !slab.empty() && work.range.end - slab.end > 1;
     if (kOutputInRing && skips_far) { mainloop.release_output(output, !is_first); }
-    seen = mainloop.issue_first_scores(work, slab, q.slot, read, tSrS);
+    seen = mainloop.issue_first_scores(work, slab, in_turns, q.slot, read, tSrS);
     if (kOutputInRing && !skips_far) { mainloop.release_output(output, !is_first); }
   };
   auto const release_q = [&](int buffer) __attribute__((always_inline)) {
@@ -262,9 +262,16 @@ __device__ __forceinline__ void consume(AttentionParams const& params, typename 
       return shared.work[item.slot].range.of_all_slabs();
     }
   };
+  auto const takes_turns = [&](WorkState<Traits> const& item) __attribute__((always_inline)) {
+    if constexpr (Traits::kTurnsInSomeTiles) {
+      return is_in_turns(shared.work[item.slot].range, shared.slabs[item.slot][0], Traits::kConsumerWarpgroups);
+    } else {
+      return true;
+    }
+  };
   TileWork const* work = &wait_work<Traits>(shared, items);
   if constexpr (Traits::kScoresEarly) {
-    begin(*work, slab_of(items));
+    begin(*work, slab_of(items), takes_turns(items));
     mainloop.wait_first_scores(tSrS);
   }
   while (!work->last) {
@@ -273,8 +280,9 @@ __device__ __forceinline__ void consume(AttentionParams const& params, typename 
     if constexpr (kItemInRegisters) { at_start = read_at_once(*work); }
     TileWork const& now = kItemInRegisters ? at_start : *work;
     SlabRange const visited = slab_of(items);
+    bool const in_turns = takes_turns(items);
     if constexpr (!Traits::kScoresEarly) {
-      begin(now, visited);
+      begin(now, visited, in_turns);
       mainloop.wait_first_scores(tSrS);
     }
     TileWork finished;  // the same, read again under the last product: before, there are no registers for all of it
@@ -291,12 +299,12 @@ __device__ __forceinline__ void consume(AttentionParams const& params, typename 
       finished = read_at_once(*work);
     };
     if (!visited.empty()) {
-      mainloop.mma(now, visited, seen, buffer, read, softmax, tSrS, tOrO, after_first, after_scores);
+      mainloop.mma(now, visited, in_turns, seen, buffer, read, softmax, tSrS, tOrO, after_first, after_scores);
     } else {
       clear(tOrO);
       after_first();
       after_scores();
-      if (Traits::kSkips && !finished.range.empty()) { mainloop.skip_tile(finished, read); }
+      if (Traits::kSkips && !finished.range.empty()) { mainloop.skip_tile(finished, in_turns, read); }
     }
     is_first = false;
     ++q;
@@ -304,7 +312,7 @@ __device__ __forceinline__ void consume(AttentionParams const& params, typename 
     ++items;
     if constexpr (Traits::kScoresEarly) {
       work = &wait_work<Traits>(shared, items);
-      begin(*work, slab_of(items));
+      begin(*work, slab_of(items), takes_turns(items));
     }
     typename Traits::Element* slab = shared.q[buffer][warpgroup];
     if constexpr (kOutputInRing) {

@@ -76,29 +76,29 @@ struct CollectiveMainloop {
   }
 
   // Blocks of the tile that this slab does not visit are taken from the ring and given back, slot by slot. Each takes
-  // its turn, too: the turns go round, so that all warpgroups have equally many.
+  // its turn, too, in a tile that is computed in turns.
   __device__ __forceinline__ void skip_slot(State& read) const {
     wait(read);
     __syncwarp();  // all lanes have waited, then one gives it back
     release(read);
     ++read;
   }
-  __device__ __forceinline__ void skip_turn() const {
-    turns.wait();
-    turns.pass();
+  __device__ __forceinline__ void skip_turn(bool in_turns) const {
+    turns.wait(in_turns);
+    turns.pass(in_turns);
   }
   // K of a block and V of the one to its right.
-  __device__ __forceinline__ void skip_pairs(int count, State& read) const {
+  __device__ __forceinline__ void skip_pairs(int count, bool in_turns, State& read) const {
     CUTE_NO_UNROLL
     for (; count > 0; --count) {
-      skip_turn();
+      skip_turn(in_turns);
       skip_slot(read);
       skip_slot(read);
     }
   }
-  __device__ __forceinline__ void skip_tile(TileWork const& work, State& read) const {
+  __device__ __forceinline__ void skip_tile(TileWork const& work, bool in_turns, State& read) const {
     skip_slot(read);
-    skip_pairs(work.range.blocks() - 1, read);
+    skip_pairs(work.range.blocks() - 1, in_turns, read);
     skip_slot(read);
   }
 
@@ -129,8 +129,8 @@ struct CollectiveMainloop {
   // right of it are skipped. Where the slab visits none, S is of what lies in the slots, and nobody uses it: a product
   // inside a branch would be waited for at the branch's end.
   template <class Scores>
-  __device__ __forceinline__ ThreadKeys issue_first_scores(TileWork const& work, SlabRange const& slab, int buffer,
-                                                           State& read, Scores& tSrS) const {
+  __device__ __forceinline__ ThreadKeys issue_first_scores(TileWork const& work, SlabRange const& slab, bool in_turns,
+                                                           int buffer, State& read, Scores& tSrS) const {
     typename Traits::MmaQk mma_qk;
     auto const thread_qk = mma_qk.get_thread_slice(thread);
     ThreadRows rows = thread_rows(work);
@@ -139,7 +139,7 @@ struct CollectiveMainloop {
       if constexpr (Traits::kSkips) {
         if (int const blocks = work.range.end - slab.end; blocks > 0) {
           skip_slot(read);
-          skip_pairs(blocks - 1, read);
+          skip_pairs(blocks - 1, in_turns, read);
         }
       }
       wait(read);
@@ -160,9 +160,9 @@ struct CollectiveMainloop {
   // of the tile's, right to left. The first block's scores must have been issued. `after_first` is called once they
   // have been used, `after_scores` as soon as Q is not needed any more.
   template <class Scores, class Output, class AfterFirst, class AfterScores>
-  __device__ __forceinline__ void mma(TileWork const& work, SlabRange const& range, ThreadKeys const& seen, int buffer,
-                                      State& read, Softmax& softmax, Scores& tSrS, Output& tOrO, AfterFirst after_first,
-                                      AfterScores after_scores) const {
+  __device__ __forceinline__ void mma(TileWork const& work, SlabRange const& range, bool in_turns,
+                                      ThreadKeys const& seen, int buffer, State& read, Softmax& softmax, Scores& tSrS,
+                                      Output& tOrO, AfterFirst after_first, AfterScores after_scores) const {
     cute::Tensor sVt = make_tensor(make_smem_ptr(shared.ring[0]), typename Traits::LayoutVt{});  // (Dv, keys, slots)
 
     typename Traits::MmaQk mma_qk;
@@ -222,11 +222,11 @@ struct CollectiveMainloop {
       State const v = read;
       ++read;
       wait(k);
-      turns.wait();
+      turns.wait(in_turns);
       gemm_async<GMMA::ScaleOut::Zero>(mma_qk, tSrQ, tSrK(_, _, _, k.slot), tSrS);  // S = Q @ K_n.T
       wait(v);
       gemm_async<GMMA::ScaleOut::One>(mma_pv, tOrP, tOrV(_, _, _, v.slot), tOrO);  // O += P @ V_(n+1)
-      turns.pass();
+      turns.pass(in_turns);
       warpgroup_wait<1>();
       warpgroup_fence_operand(tSrS);
       release(k);
@@ -255,7 +255,7 @@ struct CollectiveMainloop {
       }
       after_first();
       if (skips_blocks) {
-        skip_turn();
+        skip_turn(in_turns);
         skip_slot(read);
       }
       --n;

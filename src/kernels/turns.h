@@ -11,7 +11,8 @@ namespace hopper_attention {
 enum NamedBarrierId : uint32_t { kTurnBarrier = 0, kSlabBarrier = 4 };
 static_assert(kSlabBarrier + 4 + cutlass::arch::NamedBarrier::ReservedNamedBarrierCount <= 16);
 
-// Barrier kTurnBarrier + w opens for warpgroup w when the warpgroup before it passes the turn on.
+// Barrier kTurnBarrier + w opens for warpgroup w when the warpgroup before it passes the turn on. All warpgroups have
+// equally many turns of a tile, or none.
 template <class Traits>
 struct Turns {
   int warpgroup;
@@ -21,18 +22,20 @@ struct Turns {
   // Warpgroup 0 goes first. Called once by every warpgroup.
   __device__ __forceinline__ void setup() const {
     if constexpr (Traits::kPingPong) {
-      if (warpgroup == Traits::kConsumerWarpgroups - 1) { pass(); }
+      pass(warpgroup == Traits::kConsumerWarpgroups - 1);
     }
   }
 
-  __device__ __forceinline__ void wait() const {
-    if constexpr (Traits::kPingPong) { cutlass::arch::NamedBarrier::sync(kThreads, kTurnBarrier + warpgroup); }
+  __device__ __forceinline__ void wait(bool in_turns) const {
+    if constexpr (Traits::kPingPong) {
+      if (in_turns) { cutlass::arch::NamedBarrier::sync(kThreads, kTurnBarrier + warpgroup); }
+    }
   }
 
-  __device__ __forceinline__ void pass() const {
+  __device__ __forceinline__ void pass(bool in_turns) const {
     if constexpr (Traits::kPingPong) {
       int const next = warpgroup + 1 == Traits::kConsumerWarpgroups ? 0 : warpgroup + 1;
-      cutlass::arch::NamedBarrier::arrive(kThreads, kTurnBarrier + next);
+      if (in_turns) { cutlass::arch::NamedBarrier::arrive(kThreads, kTurnBarrier + next); }
     }
   }
 };

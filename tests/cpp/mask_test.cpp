@@ -221,7 +221,8 @@ TEST_CASE("slab_range: slabs of 20,000 random tiles and of their parts visit wha
           int const first = first_row + slab * rows;
           int const last = std::min(first + rows - 1, last_row);
           REQUIRE(slab_fault(c, dense, range, first, last, block) == "");
-          int const end = slab_range(range, c.mask, first, last, c.len, block).end;
+          SlabRange const visited = slab_range(range, c.mask, first, last, c.len, block);
+          int const end = visited.end;
           skipping += end < range.end;
           longest = std::max(longest, last < first ? longest : end);
         }
