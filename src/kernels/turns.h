@@ -21,9 +21,7 @@ struct Turns {
 
   // Warpgroup 0 goes first. Called once by every warpgroup.
   __device__ __forceinline__ void setup() const {
-    if constexpr (Traits::kPingPong) {
-      pass(warpgroup == Traits::kConsumerWarpgroups - 1);
-    }
+    if constexpr (Traits::kPingPong) { pass(warpgroup == Traits::kConsumerWarpgroups - 1); }
   }
 
   __device__ __forceinline__ void wait(bool in_turns) const {
