@@ -221,8 +221,7 @@ TEST_CASE("slab_range: slabs of 20,000 random tiles and of their parts visit wha
           int const first = first_row + slab * rows;
           int const last = std::min(first + rows - 1, last_row);
           REQUIRE(slab_fault(c, dense, range, first, last, block) == "");
-          SlabRange const visited = slab_range(range, c.mask, first, last, c.len, block);
-          int const end = visited.end;
+          int const end = slab_range(range, c.mask, first, last, c.len, block).end;
           skipping += end < range.end;
           longest = std::max(longest, last < first ? longest : end);
         }
@@ -232,6 +231,23 @@ TEST_CASE("slab_range: slabs of 20,000 random tiles and of their parts visit wha
     }
   }
   CHECK(skipping > 1000);
+}
+
+TEST_CASE("is_in_turns: not where four slabs skip a large share of a tile's blocks") {
+  auto const in_turns = [](MaskParams const& mask, int first_row, SeqlenQK len) {
+    BlockRange const tile = block_range(mask, first_row, first_row + 255, len, 64);
+    return is_in_turns(tile, slab_range(tile, mask, first_row, first_row + 63, len, 64), 4);
+  };
+  MaskParams const causal{.right = 0};
+  CHECK_FALSE(in_turns(causal, 0, {256, 256}));      // slabs of 1, 2, 3 and 4 blocks
+  CHECK_FALSE(in_turns(causal, 512, {1024, 1024}));  // 9 to 12
+  CHECK(in_turns(causal, 768, {1024, 1024}));        // 13 to 16: the blocks in common are most
+  CHECK(in_turns({}, 0, {256, 256}));
+  CHECK(in_turns(causal, 0, {256, 1300}));
+  // A part of a tile that all slabs visit up to its end.
+  BlockRange const tile = block_range(causal, 512, 767, {1024, 1024}, 64);
+  BlockRange const part = part_of(tile, 0, 1, 2);
+  CHECK(is_in_turns(part, slab_range(part, causal, 512, 575, {1024, 1024}, 64), 4));
 }
 
 TEST_CASE("query_range: every query in one slab of one tile, and the first tile has the slabs that are left over") {

@@ -1,6 +1,6 @@
 """The order of waits and arrivals around the ring of K and V, with O in some of its slots (docs/schedule.md): a model of the
 warps of a CTA whose barriers tell passes by one bit, as those of the GPU do, run in random orders, also unfair ones.
-Warpgroups take turns, and skip blocks that their rows do not see.
+Warpgroups take turns in all tiles or in some, and skip blocks that their rows do not see.
 
 It found what hung on the GPU: a warp that waits for slots which are freed without it misses a pass.
 """
@@ -50,19 +50,21 @@ class Turn:
 class Cta:
     """tiles: for each the blocks that each warpgroup visits, from the tile's first on; the tile has as many as the most,
     so that one of them waits for its first values. If none did, the values' warp could miss a pass.
+    in_turns: for each tile whether its blocks are computed in turns.
     values_wait: the values' warp waits for the slots of O, too. late_output: O is released behind blocks to be skipped.
     """
 
     def __init__(
         self,
         tiles: list[list[int]],
+        in_turns: list[bool],
         paged: bool,
         output_slots: int,
         work_slots: int,
         values_wait: bool,
         late_output: bool,
     ) -> None:
-        self.visits, self.tiles = tiles, [max(visits) for visits in tiles]
+        self.visits, self.tiles, self.in_turns = tiles, [max(visits) for visits in tiles], in_turns
         self.paged, self.output_slots, self.work_slots = paged, output_slots, work_slots
         self.values_wait, self.late_output = values_wait, late_output
         self.warpgroups = len(tiles[0])
@@ -163,16 +165,21 @@ class Cta:
                 self.release(place)
                 place += 1
 
-        def pass_turn() -> None:
-            self.turns[(w + 1) % self.warpgroups].pass_on()
+        def wait_turn(tile: int) -> Wait:
+            if self.in_turns[tile]:
+                yield from self.turns[w].take()
 
-        def take_turn() -> Wait:
-            yield from self.turns[w].take()
-            pass_turn()
+        def pass_turn(tile: int) -> None:
+            if self.in_turns[tile]:
+                self.turns[(w + 1) % self.warpgroups].pass_on()
 
-        def skip_pairs(count: int) -> Wait:
+        def skip_turn(tile: int) -> Wait:
+            yield from wait_turn(tile)
+            pass_turn(tile)
+
+        def skip_pairs(tile: int, count: int) -> Wait:
             for _ in range(count):
-                yield from take_turn()
+                yield from skip_turn(tile)
                 yield from take(1)
                 yield from take(1)
 
@@ -193,25 +200,25 @@ class Cta:
             if visits > 0:
                 if skipped > 0:
                     yield from take(1)
-                    yield from skip_pairs(skipped - 1)
+                    yield from skip_pairs(tile, skipped - 1)
                 yield from self.arrived(place, blocks[place - first])
             if not early:
                 release_output()
             if visits > 0:
                 yield from take(1)
                 if skipped > 0:
-                    yield from take_turn()
+                    yield from skip_turn(tile)
                     yield from take(1)
                 for _ in range(visits - 1):
                     yield from self.arrived(place, blocks[place - first])
-                    yield from self.turns[w].take()  # held until the values are there
+                    yield from wait_turn(tile)  # held until the values are there
                     yield from self.arrived(place + 1, blocks[place + 1 - first])
-                    pass_turn()
+                    pass_turn(tile)
                     yield from take(2)
                 yield from take(1)
             elif blocks:
                 yield from take(1)
-                yield from skip_pairs(self.tiles[tile] - 1)
+                yield from skip_pairs(tile, self.tiles[tile] - 1)
                 yield from take(1)
             assert place - first == len(blocks)
             output = range(place, place + self.output_slots)
@@ -237,7 +244,8 @@ def run(
         blocks = r.choice((0, 1, 1, 2, 2, 3, 5))
         visits = [blocks - r.choice((0, 0, 1, 2, 5)) if skips else blocks for _ in range(warpgroups)]
         tiles.append([max(0, count) for count in visits])
-    cta = Cta(tiles, paged, output_slots, work_slots, values_wait, late_output)
+    in_turns = [r.random() < 0.7 for _ in tiles]
+    cta = Cta(tiles, in_turns, paged, output_slots, work_slots, values_wait, late_output)
     roles, still = cta.roles(), 0
     speed = {name: r.choice((1, 3, 30)) for name in roles}
     while roles and still < HANG:
