@@ -244,7 +244,8 @@ def run(
         blocks = r.choice((0, 1, 1, 2, 2, 3, 5))
         visits = [blocks - r.choice((0, 0, 1, 2, 5)) if skips else blocks for _ in range(warpgroups)]
         tiles.append([max(0, count) for count in visits])
-    in_turns = [r.random() < 0.7 for _ in tiles]
+    others = random.Random(seed + 10**6)
+    in_turns = [others.random() < 0.7 for _ in tiles]
     cta = Cta(tiles, in_turns, paged, output_slots, work_slots, values_wait, late_output)
     roles, still = cta.roles(), 0
     speed = {name: r.choice((1, 3, 30)) for name in roles}
