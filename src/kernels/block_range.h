@@ -74,7 +74,8 @@ HA_HOST_DEVICE constexpr SlabRange slab_range(BlockRange const& tile, MaskParams
 // Whether a tile is computed in turns by the warpgroups of its slabs, of which the first skips most. Not where a large
 // share of the blocks is skipped: who computes would wait for others that are still at the end of the tile before.
 HA_HOST_DEVICE constexpr bool is_in_turns(BlockRange const& tile, SlabRange const& first_slab, int slabs) {
-  return first_slab.end == tile.end || tile.blocks() >= 4 * slabs;
+  bool const skips = first_slab.empty() || first_slab.end < tile.end;
+  return !skips || tile.blocks() >= 4 * slabs;
 }
 
 // Where unit `x` of `units` begins among `blocks`: 0 for the first, `blocks` for the end, never decreasing. 32-bit

@@ -75,8 +75,8 @@ struct CollectiveEpilogue {
 
  private:
   // The end of the thread's row r, whose sink has no part in it yet. All threads.
-  __device__ __forceinline__ static RowEnd end_of_row(Softmax const& softmax, int r) {
-    return row_end(softmax.exponent(r), softmax.sum_of_row(r));
+  __device__ __forceinline__ RowEnd end_of_row(Softmax const& softmax, int r) const {
+    return row_end(softmax.exponent(r), softmax.sum_of_row(r, params.softmax));
   }
 
   // With the sink. Writes the LSE.

@@ -50,8 +50,8 @@ struct RowEnd {
   }
 };
 
-// The exponent of a row whose maximum gives `exponent`: -inf where the sum is 0, which it is not with a score above the
-// lowest; NaN where the sum is, since a maximum leaves NaN out and may be far below that of other parts.
+// The exponent of a row whose maximum gives `exponent`: -inf where the sum is 0; NaN where the sum is, since a maximum
+// leaves NaN out and may be far below that of other parts.
 __device__ __forceinline__ float exponent_with(float exponent, float sum) {
   return sum > 0.0F ? exponent : sum - INFINITY;
 }

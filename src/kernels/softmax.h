@@ -54,6 +54,12 @@ __device__ __forceinline__ float exponent_of(float max, float scale_log2, int he
   return __fmul_rn(max, scale_log2) - static_cast<float>(headroom);
 }
 
+// The sum of a row: 0 without keys. NaN where it is 0 beside a maximum: of scores from 2^34 on the exponents of 2 are
+// rounded by more than 2^7, and the largest term is no longer near 1.
+__device__ __forceinline__ float sum_with(float max, float sum, SoftmaxParams const& params) {
+  return sum == 0.0F && max > params.lowest_score ? NAN : sum;
+}
+
 // A 64 x N accumulator ((2, 2, N / 8), 1, 1) as (row, column) of this thread: (2, (2, N / 8)).
 template <class Accumulator>
 __device__ __forceinline__ auto rows_view(Accumulator& acc) {
@@ -82,9 +88,10 @@ template <int kHeadroom, int kSlack>
 struct OnlineSoftmax {
   static constexpr int kHeadroomOf = kHeadroom;
 
-  float scale_log2;               // scores -> exponents of 2
-  float row_max[kRowsPerThread];  // of the scores, unscaled; up to kSlack exponents of 2 below it; lowest_score at least
-  float row_sum[kRowsPerThread];  // of this thread's columns; of all, 0 if there was no score above lowest_score
+  float scale_log2;  // scores -> exponents of 2
+  float
+      row_max[kRowsPerThread];  // of the scores, unscaled; up to kSlack exponents of 2 below it; lowest_score at least
+  float row_sum[kRowsPerThread];  // of this thread's columns
   float offset[kRowsPerThread];   // exponent of 2 that becomes 1
   float rescale[kRowsPerThread];  // by how much the last update shrank O
 
@@ -101,12 +108,12 @@ struct OnlineSoftmax {
   // The log2 of what row_sum and O are to be multiplied by.
   __device__ __forceinline__ float exponent(int r) const { return exponent_of(row_max[r], scale_log2, kHeadroom); }
 
-  // Of all columns. All threads.
-  __device__ __forceinline__ float sum_of_row(int r) const {
+  // Of all columns, as sum_with(). All threads.
+  __device__ __forceinline__ float sum_of_row(int r, SoftmaxParams const& params) const {
     float sum = row_sum[r];
     sum += __shfl_xor_sync(0xffffffff, sum, 1);
     sum += __shfl_xor_sync(0xffffffff, sum, 2);
-    return sum;
+    return sum_with(row_max[r], sum, params);
   }
 
   // Takes a block of scores into the row maxima.

@@ -67,7 +67,7 @@ class SwappedMainloop {
     across_keys(sum_, [](float a, float b) { return a + b; }, warps);
     CUTE_UNROLL
     for (int c = 0; c < kColumnsPerThread; ++c) {
-      float const sum = (warps[c].x + warps[c].y) + (warps[c].z + warps[c].w);
+      float const sum = sum_with(max_[c], (warps[c].x + warps[c].y) + (warps[c].z + warps[c].w), params_.softmax);
       ends[c] = {exponent_with(exponent(max_[c]), sum), sum};
     }
   }

@@ -81,6 +81,7 @@ struct AttentionTraits {
   // Slabs visit only what they see. In a square tile they would skip nothing, and finding that out takes 1 to 4 % of
   // the time at 512 tokens.
   static constexpr bool kSkips = slabs_skip_blocks(kTile);
+  static_assert(kSkips || !kTurnsInSomeTiles, "is_in_turns() goes by what the first slab visits");
 
   template <int kColumns>
   using AtomK = conditional_t<kColumns == 64, GMMA::Layout_K_SW128_Atom<Element>, GMMA::Layout_K_SW64_Atom<Element>>;

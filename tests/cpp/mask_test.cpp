@@ -242,6 +242,7 @@ TEST_CASE("is_in_turns: not where four slabs skip a large share of a tile's bloc
   CHECK_FALSE(in_turns(causal, 0, {256, 256}));      // slabs of 1, 2, 3 and 4 blocks
   CHECK_FALSE(in_turns(causal, 512, {1024, 1024}));  // 9 to 12
   CHECK(in_turns(causal, 768, {1024, 1024}));        // 13 to 16: the blocks in common are most
+  CHECK_FALSE(in_turns(causal, 0, {512, 320}));      // the first rows see nothing
   CHECK(in_turns({}, 0, {256, 256}));
   CHECK(in_turns(causal, 0, {256, 1300}));
   // A part of a tile that all slabs visit up to its end.
