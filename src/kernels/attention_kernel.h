@@ -240,7 +240,7 @@ __device__ __forceinline__ void consume(AttentionParams const& params, typename 
   bool is_first = true;
   ThreadKeys seen;
   // Waits for Q also for work without keys: O may take its place, so the slab must be this tile's.
-  auto const begin = [&](TileWork const& work, SlabRange const& slab, bool in_turns) __attribute__((always_inline)) {
+  auto const begin = [&](TileWork const& work, SlabRange const& slab, auto in_turns) __attribute__((always_inline)) {
     if (!work.last) { wait_barrier(shared.q_full[q.slot][warpgroup], q.phase); }
     // Blocks that are skipped may need the slots that O of the tile before is in.
     bool const skips_far = Traits::kSkips && !work.last && !slab.empty() && work.range.end - slab.end > 1;
@@ -266,7 +266,7 @@ __device__ __forceinline__ void consume(AttentionParams const& params, typename 
     if constexpr (Traits::kTurnsInSomeTiles) {
       return is_in_turns(shared.work[item.slot].range, shared.slabs[item.slot][0], Traits::kConsumerWarpgroups);
     } else {
-      return true;
+      return true_type{};
     }
   };
   TileWork const* work = &wait_work<Traits>(shared, items);
@@ -280,7 +280,7 @@ __device__ __forceinline__ void consume(AttentionParams const& params, typename 
     if constexpr (kItemInRegisters) { at_start = read_at_once(*work); }
     TileWork const& now = kItemInRegisters ? at_start : *work;
     SlabRange const visited = slab_of(items);
-    bool const in_turns = takes_turns(items);
+    auto const in_turns = takes_turns(items);
     if constexpr (!Traits::kScoresEarly) {
       begin(now, visited, in_turns);
       mainloop.wait_first_scores(tSrS);

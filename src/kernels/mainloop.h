@@ -83,12 +83,12 @@ struct CollectiveMainloop {
     release(read);
     ++read;
   }
-  __device__ __forceinline__ void skip_turn(bool in_turns) const {
+  __device__ __forceinline__ void skip_turn(auto in_turns) const {
     turns.wait(in_turns);
     turns.pass(in_turns);
   }
   // K of a block and V of the one to its right.
-  __device__ __forceinline__ void skip_pairs(int count, bool in_turns, State& read) const {
+  __device__ __forceinline__ void skip_pairs(int count, auto in_turns, State& read) const {
     CUTE_NO_UNROLL
     for (; count > 0; --count) {
       skip_turn(in_turns);
@@ -96,7 +96,7 @@ struct CollectiveMainloop {
       skip_slot(read);
     }
   }
-  __device__ __forceinline__ void skip_tile(TileWork const& work, bool in_turns, State& read) const {
+  __device__ __forceinline__ void skip_tile(TileWork const& work, auto in_turns, State& read) const {
     skip_slot(read);
     skip_pairs(work.range.blocks() - 1, in_turns, read);
     skip_slot(read);
@@ -129,7 +129,7 @@ struct CollectiveMainloop {
   // right of it are skipped. Where the slab visits none, S is of what lies in the slots, and nobody uses it: a product
   // inside a branch would be waited for at the branch's end.
   template <class Scores>
-  __device__ __forceinline__ ThreadKeys issue_first_scores(TileWork const& work, SlabRange const& slab, bool in_turns,
+  __device__ __forceinline__ ThreadKeys issue_first_scores(TileWork const& work, SlabRange const& slab, auto in_turns,
                                                            int buffer, State& read, Scores& tSrS) const {
     typename Traits::MmaQk mma_qk;
     auto const thread_qk = mma_qk.get_thread_slice(thread);
@@ -160,7 +160,7 @@ struct CollectiveMainloop {
   // of the tile's, right to left. The first block's scores must have been issued. `after_first` is called once they
   // have been used, `after_scores` as soon as Q is not needed any more.
   template <class Scores, class Output, class AfterFirst, class AfterScores>
-  __device__ __forceinline__ void mma(TileWork const& work, SlabRange const& range, bool in_turns,
+  __device__ __forceinline__ void mma(TileWork const& work, SlabRange const& range, auto in_turns,
                                       ThreadKeys const& seen, int buffer, State& read, Softmax& softmax, Scores& tSrS,
                                       Output& tOrO, AfterFirst after_first, AfterScores after_scores) const {
     cute::Tensor sVt = make_tensor(make_smem_ptr(shared.ring[0]), typename Traits::LayoutVt{});  // (Dv, keys, slots)

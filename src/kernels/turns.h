@@ -6,6 +6,8 @@
 
 namespace hopper_attention {
 
+using namespace cute;
+
 // Named barriers of a CTA, four for turns and four for slabs, behind those that CUTLASS keeps for itself: it adds their
 // number. The hardware has 16.
 enum NamedBarrierId : uint32_t { kTurnBarrier = 0, kSlabBarrier = 4 };
@@ -21,16 +23,18 @@ struct Turns {
 
   // Warpgroup 0 goes first. Called once by every warpgroup.
   __device__ __forceinline__ void setup() const {
-    if constexpr (Traits::kPingPong) { pass(warpgroup == Traits::kConsumerWarpgroups - 1); }
+    if constexpr (Traits::kPingPong) {
+      if (warpgroup == Traits::kConsumerWarpgroups - 1) { pass(true_type{}); }
+    }
   }
 
-  __device__ __forceinline__ void wait(bool in_turns) const {
+  __device__ __forceinline__ void wait(auto in_turns) const {
     if constexpr (Traits::kPingPong) {
       if (in_turns) { cutlass::arch::NamedBarrier::sync(kThreads, kTurnBarrier + warpgroup); }
     }
   }
 
-  __device__ __forceinline__ void pass(bool in_turns) const {
+  __device__ __forceinline__ void pass(auto in_turns) const {
     if constexpr (Traits::kPingPong) {
       int const next = warpgroup + 1 == Traits::kConsumerWarpgroups ? 0 : warpgroup + 1;
       if (in_turns) { cutlass::arch::NamedBarrier::arrive(kThreads, kTurnBarrier + next); }
