@@ -14,8 +14,10 @@
 namespace hopper_attention {
 namespace {
 
-// Packing must save a little for certain.
-constexpr double kPackingGain = 0.97;
+// What a tile of several heads takes of what its costs say, where its slabs may skip blocks: they end close to each
+// other, and not 64 keys apart, so that warpgroups wait less for each other. The plan is within 0.65 % of the fastest
+// tile in the mean of 102 calls with 2 to 32 heads of q for each of k; 1.0 % without.
+constexpr double kPackedShare = 0.98;
 constexpr std::int64_t kTilesToCost = 1024;   // of a head; more are sampled
 constexpr std::int64_t kRoundsToBalance = 8;  // of the grid; after more, an order without idle SMs is found
 // Of an SM, for a tile that is worth a thread block of its own: what starting one takes is 1 % of it.
@@ -120,6 +122,12 @@ Candidate candidate(PlanRequest const& request, TileRow const& row, int packed_h
   return {&row, packed_heads, busy_us, busy_us * balance * static_cast<double>(slots) / ctas};
 }
 
+// What candidates are compared by.
+double expected_us(PlanRequest const& request, Candidate const& candidate) {
+  bool const skips = slabs_skip_blocks(candidate.row->tile) && request.problem.mask.right != kUnlimited;
+  return candidate.us * (candidate.packed_heads > 1 && skips ? kPackedShare : 1.0);
+}
+
 std::vector<TileRow const*> candidate_rows(PlanRequest const& request) {
   if (request.forces_tile()) { return {&request.forced_row({})}; }
   if (request.decodes()) { return {&request.tile_row(request.decode_use())}; }
@@ -162,7 +170,7 @@ void explain_packing(PlanRequest const& request, Plan& plan, std::vector<Candida
     if (plan.packed_heads > 1) {
       because(plan, "packing", g, " heads share a tile: ", times);
     } else {
-      because(plan, "packing", "off: ", times, ", which saves too little");
+      because(plan, "packing", "off: ", times);
     }
   }
 }
@@ -173,17 +181,18 @@ Candidate choose_tile(PlanRequest const& request, Plan& plan, std::vector<TileRo
   Candidate best;
   std::vector<Candidate> best_of_packing;
   std::string others;
+  auto const is_better = [&](Candidate const& found, Candidate const& than) {
+    return than.row == nullptr || expected_us(request, found) < expected_us(request, than);
+  };
   for (int const packed_heads : candidate_packings(request)) {
     Candidate best_here;
     for (TileRow const* const row : rows) {
       Candidate const found = candidate(request, *row, packed_heads);
       others += concat(others.empty() ? "" : ", ", row->tile.rows, "x", row->tile.keys,
                        packed_heads > 1 ? " packed " : " ", microseconds(found.us));
-      if (best_here.row == nullptr || found.us < best_here.us) { best_here = found; }
+      if (is_better(found, best_here)) { best_here = found; }
     }
-    bool const is_faster = best_here.us <= best.us * kPackingGain;
-    bool const saves_work = best_here.us <= best.us && best_here.busy_us <= best.busy_us * kPackingGain;
-    if (best.row == nullptr || is_faster || saves_work) { best = best_here; }
+    if (is_better(best_here, best)) { best = best_here; }
     best_of_packing.push_back(best_here);
   }
   TileConfig const& tile = best.row->tile;

@@ -63,16 +63,15 @@ class GatherLoader {
   SharedStorage& shared;
   int lane;
 
-  // The ring's order is that of TmaLoader: keys one block ahead of values. All lanes of a warp.
+  // In the order of TmaLoader: keys one block ahead of values. All lanes of a warp.
   __device__ __forceinline__ void load_keys(TileWork const& work, State& write) const {
     int const last = work.range.end - 1;
     Pages next = pages_of(work, last);
     for (int n = last; n >= work.range.begin; --n) {
       Pages const pages = next;
       next = pages_of(work, n - 1);  // long before they are needed
-      copy_block<Traits::kHeadDim, Traits::kSlabColumns>(params.pages.k, work, n, pages, write);
-      ++write;
-      if (n < last) { ++write; }  // V n + 1
+      State const k = Order::k_alone(write, n == last);
+      copy_block<Traits::kHeadDim, Traits::kSlabColumns>(params.pages.k, work, n, pages, k);
     }
     ++write;  // V of the first block
   }
@@ -80,31 +79,35 @@ class GatherLoader {
   __device__ __forceinline__ void load_values(TileWork const& work, State& write) const {
     Pages next = pages_of(work, work.range.end - 1);
     ++write;  // K of the last block
-    State last = write;
+    State v;
     for (int n = work.range.end - 1; n >= work.range.begin; --n) {
       Pages const pages = next;
       next = pages_of(work, n - 1);
-      if (n > work.range.begin) { ++write; }  // K n - 1
-      copy_block<Traits::kHeadDimV, Traits::kSlabColumnsV>(params.pages.v, work, n, pages, write);
-      last = write;
-      ++write;
+      v = Order::v_alone(write, n == work.range.begin);
+      copy_block<Traits::kHeadDimV, Traits::kSlabColumnsV>(params.pages.v, work, n, pages, v);
     }
     // As in TmaLoader::finish_values().
-    if constexpr (Traits::kOutputSlots > 0) { wait_barrier(shared.empty[last.slot], last.phase); }
+    if constexpr (Traits::kOutputSlots > 0) { wait_barrier(shared.empty[v.slot], v.phase); }
   }
 
   // By one lane of a warp that gathers nothing.
   __device__ __forceinline__ void announce(TileWork const& work, State& read, uint32_t& landed_phases) const {
-    for (int i = 2 * work.range.blocks(); i > 0; --i) {
-      wait_barrier(shared.landed[read.slot], landed_phases >> read.slot & 1);
-      landed_phases ^= 1U << read.slot;
+    auto const announce_slot = [&](State const& at) {
+      wait_barrier(shared.landed[at.slot], landed_phases >> at.slot & 1);
+      landed_phases ^= 1U << at.slot;
       tma_store_fence();  // ordinary stores before the reads of WGMMA
-      arrive_barrier(shared.full[read.slot]);
-      ++read;
+      arrive_barrier(shared.full[at.slot]);
+    };
+    int const blocks = work.range.blocks();
+    CUTE_NO_UNROLL
+    for (int i = 0; i <= blocks; ++i) {  // steps
+      if (i < blocks) { announce_slot(Order::k_of_step(read, i > 0)); }
+      if (i > 0) { announce_slot(Order::v_of_step(read, i < blocks)); }
     }
   }
 
  private:
+  using Order = typename Traits::Order;
   using Pages = BlockPages<Traits::kKeys>;
 
   // How many groups of rows overlap their shuffles: more spill a producer's registers.
@@ -129,7 +132,7 @@ class GatherLoader {
     int const first_byte = piece * kPieceBytes - kExists;
     auto const* const head = static_cast<Element const*>(source.data) + work.head_k * source.stride_head;
     int const first_row = work.sequence.k_row + work.first_key(n, Traits::kKeys) + lane;
-    uint32_t const slot = cast_smem_ptr_to_uint(shared.ring[write.slot]);
+    uint32_t const slot = cast_smem_ptr_to_uint(shared.slot(write.slot));
     wait_barrier(shared.empty[write.slot], write.phase ^ 1);
     CUTE_UNROLL
     for (int i = 0; i < ceil_div(Traits::kKeys, 32); ++i) {

@@ -103,24 +103,26 @@ struct CollectiveMainloop {
   }
 
   // Where O takes slots of the ring, they follow the tile's keys and values. This warpgroup's part of them, once nobody
-  // reads what they held.
+  // reads what they held. With pairs O is in the slot of V, and that of K is given back at once.
   __device__ __forceinline__ Element* wait_output(State slots) const {
     Element* slab = nullptr;
+    if constexpr (Traits::kPairs) { skip_slot(slots); }
     CUTE_UNROLL
-    for (int i = 0; i < Traits::kOutputSlots; ++i, ++slots) {
+    for (int i = 0; i < Traits::kSlotsOfO; ++i, ++slots) {
       wait(slots);
       if (warpgroup / Traits::kSlabsOfSlot == i) {
-        slab = shared.ring[slots.slot] + warpgroup % Traits::kSlabsOfSlot * Traits::kSlabElementsO;
+        slab = shared.slot(slots.slot) + warpgroup % Traits::kSlabsOfSlot * Traits::kSlabElementsO;
       }
     }
     return slab;
   }
 
-  // Gives them back to the producers as soon as O has been read from them.
+  // Gives those with O back to the producers as soon as it has been read from them.
   __device__ __forceinline__ void release_output(State slots, bool taken) const {
     tma_store_wait<0>();
+    if constexpr (Traits::kPairs) { ++slots; }
     CUTE_UNROLL
-    for (int i = 0; i < Traits::kOutputSlots; ++i, ++slots) {
+    for (int i = 0; i < Traits::kSlotsOfO; ++i, ++slots) {
       if (taken && thread % 32 == 0) { arrive_barrier(shared.empty[slots.slot]); }
     }
   }
@@ -163,7 +165,8 @@ struct CollectiveMainloop {
   __device__ __forceinline__ void mma(TileWork const& work, SlabRange const& range, auto in_turns,
                                       ThreadKeys const& seen, int buffer, State& read, Softmax& softmax, Scores& tSrS,
                                       Output& tOrO, AfterFirst after_first, AfterScores after_scores) const {
-    cute::Tensor sVt = make_tensor(make_smem_ptr(shared.ring[0]), typename Traits::LayoutVt{});  // (Dv, keys, slots)
+    // (Dv, keys, slots)
+    cute::Tensor sVt = make_tensor(make_smem_ptr(shared.slot(Traits::kPairs ? 1 : 0)), typename Traits::LayoutVt{});
 
     typename Traits::MmaQk mma_qk;
     typename Traits::MmaPv mma_pv;
@@ -217,10 +220,8 @@ struct CollectiveMainloop {
 
     // S of block n is issued first; O += P V of block n + 1 runs under its softmax.
     auto const step = [&](int n, auto kind) __attribute__((always_inline)) {
-      State const k = read;
-      ++read;
-      State const v = read;
-      ++read;
+      State const k = Traits::Order::k_of_step(read);
+      State const v = Traits::Order::v_of_step(read);
       wait(k);
       turns.wait(in_turns);
       gemm_async<GMMA::ScaleOut::Zero>(mma_qk, tSrQ, tSrK(_, _, _, k.slot), tSrS);  // S = Q @ K_n.T
@@ -308,7 +309,7 @@ struct CollectiveMainloop {
   template <class ThreadMma>
   __device__ __forceinline__ auto keys(ThreadMma const& thread_qk) const {
     return thread_qk.partition_fragment_B(
-        make_tensor(make_smem_ptr(shared.ring[0]), typename Traits::LayoutK{}));  // (keys, D, slots)
+        make_tensor(make_smem_ptr(shared.slot(0)), typename Traits::LayoutK{}));  // (keys, D, slots)
   }
 };
 

@@ -1,30 +1,13 @@
-// The ring of shared-memory slots through which K and V reach the consumers.
+// Barriers of the ring of slots through which K and V reach the consumers.
 #pragma once
 
 #include "kernels/cute.h"
 
 #include <cstdint>
 
+#include "kernels/ring_order.h"
+
 namespace hopper_attention {
-
-// A place in the ring: the slot, and how often (mod 2) it has been passed.
-template <int kStages>
-struct RingState {
-  int slot = 0;
-  uint32_t phase = 0;
-
-  __device__ __forceinline__ void operator++() {
-    if (++slot == kStages) {
-      slot = 0;
-      phase ^= 1;
-    }
-  }
-
-  __device__ __forceinline__ void advance(int slots) {
-    CUTE_UNROLL
-    for (int i = 0; i < slots; ++i) { ++*this; }
-  }
-};
 
 // The lane that acts for a producer warp, and that says of every warp that it is done with an item. It is the last one,
 // and reads whatever others read of an item: of a load by several lanes racecheck remembers the last, and it sees no

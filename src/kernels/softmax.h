@@ -88,9 +88,8 @@ template <int kHeadroom, int kSlack>
 struct OnlineSoftmax {
   static constexpr int kHeadroomOf = kHeadroom;
 
-  float scale_log2;  // scores -> exponents of 2
-  float
-      row_max[kRowsPerThread];  // of the scores, unscaled; up to kSlack exponents of 2 below it; lowest_score at least
+  float scale_log2;               // scores -> exponents of 2
+  float row_max[kRowsPerThread];  // of the scores, at least lowest_score; up to kSlack exponents of 2 below the maximum
   float row_sum[kRowsPerThread];  // of this thread's columns
   float offset[kRowsPerThread];   // exponent of 2 that becomes 1
   float rescale[kRowsPerThread];  // by how much the last update shrank O

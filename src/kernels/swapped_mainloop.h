@@ -125,8 +125,8 @@ class SwappedMainloop {
   template <class AfterScores, class Capped>
   __device__ __forceinline__ void all_blocks(TileWork const& work, State& read, AfterScores after_scores, Capped) {
     cute::Tensor sQ = make_tensor(make_smem_ptr(shared_.q[0][0]), typename Traits::LayoutQ{});    // (16, D)
-    cute::Tensor sK = make_tensor(make_smem_ptr(shared_.ring[0]), typename Traits::LayoutK{});    // (keys, D, slots)
-    cute::Tensor sVt = make_tensor(make_smem_ptr(shared_.ring[0]), typename Traits::LayoutVt{});  // (Dv, keys, slots)
+    cute::Tensor sK = make_tensor(make_smem_ptr(shared_.slot(0)), typename Traits::LayoutK{});    // (keys, D, slots)
+    cute::Tensor sVt = make_tensor(make_smem_ptr(shared_.slot(0)), typename Traits::LayoutVt{});  // (Dv, keys, slots)
     cute::Tensor sP = make_tensor(make_smem_ptr(shared_.p[0]), typename Traits::LayoutP{});       // (16, keys, 2)
     typename Traits::MmaQk mma_qk;
     typename Traits::MmaPv mma_pv;

@@ -14,11 +14,8 @@ inline constexpr int kSlabRows = 64;  // query rows of one consumer warpgroup
 inline constexpr int kMostFewRows = 16;
 
 // Whether the slabs of a tile visit only blocks of which they see something. Where a tile has more rows than its blocks
-// have keys, a mask may hide its last blocks from its upper slabs. Not where V is narrower than K: (192, 128) loses 2 %
-// of causal 8k by it.
-constexpr bool slabs_skip_blocks(TileConfig const& tile) {
-  return tile.rows > tile.keys && tile.head_dim == tile.head_dim_v;
-}
+// have keys, a mask may hide its last blocks from its upper slabs.
+constexpr bool slabs_skip_blocks(TileConfig const& tile) { return tile.rows > tile.keys; }
 
 // CTAs that may share a tile, and rows of a tile that they can merge: in the place of O, in float32.
 inline constexpr int kMostCluster = 16;

@@ -57,31 +57,31 @@ struct TmaLoader {
       Boxes boxes(params.pages, work, lane);
       for (int n = range.end; n > range.begin;) {
         boxes.look_ahead(n--);
-        uint64_t& arrival = take_k_slot(write);
+        State const k = Order::k_alone(write, n + 1 == range.end);
+        uint64_t& arrival = take_k_slot(k);
         boxes.reach(n);
-        load_boxes<Traits::kHeadDim, Traits::kSlabColumns>(params.k, arrival, write, work.head_k, boxes);
-        ++write;
-        if (n + 1 < range.end) { ++write; }  // V n + 1
+        load_boxes<Traits::kHeadDim, Traits::kSlabColumns>(params.k, arrival, k, work.head_k, boxes);
       }
       ++write;  // V of the first block
       return;
     }
     for (int n = range.end - 1; n >= range.begin - 1; --n) {
-      if (n >= range.begin) {
-        load_block<Traits::kHeadDim, Traits::kSlabColumns>(params.k, take_k_slot(write), write, work, n);
-        ++write;
+      bool const has_k = n >= range.begin;
+      bool const has_v = n + 1 < range.end;
+      if (has_k) {
+        State const k = Order::k_of_step(write, has_v);
+        load_block<Traits::kHeadDim, Traits::kSlabColumns>(params.k, take_k_slot(k), k, work, n);
       }
-      if (n + 1 < range.end) {
-        uint64_t& arrival = take_v_slot(work, n + 1, write);
-        load_block<Traits::kHeadDimV, Traits::kSlabColumnsV>(params.v, arrival, write, work, n + 1);
-        ++write;
+      if (has_v) {
+        State const v = Order::v_of_step(write, has_k);
+        load_block<Traits::kHeadDimV, Traits::kSlabColumnsV>(params.v, take_v_slot(work, n + 1, v), v, work, n + 1);
       }
     }
   }
 
-  // Slots of the ring behind a tile's keys and values are for its O. The warp that loads keys hands them over to the
-  // consumers, who wait for it: nobody else may wait for these slots, since they would go on without it, and it could
-  // miss a pass of the ring.
+  // The kOutputSlots of the ring behind a tile's keys and values are for its O. The warp that loads keys hands them
+  // over to the consumers, who wait for it: nobody else may wait for these slots, since they would go on without it,
+  // and it could miss a pass of the ring.
   __device__ __forceinline__ void leave_output(State& write) const {
     CUTE_UNROLL
     for (int i = 0; i < Traits::kOutputSlots; ++i, ++write) {
@@ -101,30 +101,29 @@ struct TmaLoader {
       return;
     }
     State hidden = read;  // how far rows are hidden, behind the loads
-    State last = read;    // V of the last block
+    State v;
     int to_hide = range.end - 1;
     Boxes boxes(params.pages, work, lane);
     for (int n = range.end; n > range.begin;) {
       boxes.look_ahead(n--);
-      if (n > range.begin) { ++read; }  // K n - 1
+      v = Order::v_alone(read, n == range.begin);
       // A slot may become free only when consumers have had the blocks before.
-      while (to_hide > n && !__all_sync(0xffffffff, test_barrier(shared.empty[read.slot], read.phase ^ 1))) {
+      while (to_hide > n && !__all_sync(0xffffffff, test_barrier(shared.empty[v.slot], v.phase ^ 1))) {
         hide(work, to_hide--, hidden, landed_phases);
       }
-      uint64_t& arrival = take_v_slot(work, n, read);
+      uint64_t& arrival = take_v_slot(work, n, v);
       boxes.reach(n);
-      load_boxes<Traits::kHeadDimV, Traits::kSlabColumnsV>(params.v, arrival, read, work.head_k, boxes);
-      last = read;
-      ++read;
+      load_boxes<Traits::kHeadDimV, Traits::kSlabColumnsV>(params.v, arrival, v, work.head_k, boxes);
     }
     while (to_hide >= range.begin) { hide(work, to_hide--, hidden, landed_phases); }
     // The slots of O follow, for which this warp does not wait (see leave_output()). Until its last block has been
     // read, it could take a pass of the ring for the next; consumers cannot be a pass ahead, since they need its next
     // values.
-    if constexpr (Traits::kOutputSlots > 0) { wait_barrier(shared.empty[last.slot], last.phase); }
+    if constexpr (Traits::kOutputSlots > 0) { wait_barrier(shared.empty[v.slot], v.phase); }
   }
 
  private:
+  using Order = typename Traits::Order;
   using Boxes = BoxWindow<Traits::kKeys>;
   static_assert(!Traits::kPages || Traits::kKeys <= 128, "a window has at least two blocks, also of boxes of 8 keys");
 
@@ -143,18 +142,17 @@ struct TmaLoader {
 
   // Block n of V, whose slot follows `read`: hides its rows, if it has any to hide, and moves on to the next block.
   __device__ __forceinline__ void hide(TileWork const& work, int n, State& read, uint32_t& landed_phases) const {
-    if (n > work.range.begin) { ++read; }  // K n - 1
+    State const v = Order::v_alone(read, n == work.range.begin);
     if (hides_rows(work, n)) {
-      wait_barrier(shared.landed[read.slot], landed_phases >> read.slot & 1);
-      landed_phases ^= 1U << read.slot;
+      wait_barrier(shared.landed[v.slot], landed_phases >> v.slot & 1);
+      landed_phases ^= 1U << v.slot;
       KeyInterval const keep = work.rows_to_keep(n, Traits::kKeys);
-      zero_rows(shared.ring[read.slot], 0, keep.begin);
-      zero_rows(shared.ring[read.slot], keep.end, Traits::kKeys);
+      zero_rows(shared.slot(v.slot), 0, keep.begin);
+      zero_rows(shared.slot(v.slot), keep.end, Traits::kKeys);
       tma_store_fence();  // ordinary stores before the reads of WGMMA
       __syncwarp();
-      if (lane == kActingLane) { arrive_barrier(shared.full[read.slot]); }
+      if (lane == kActingLane) { arrive_barrier(shared.full[v.slot]); }
     }
-    ++read;
   }
 
   // Idle rows of a packed slab are not written; boxes of the tensor map hold whole queries.
@@ -181,7 +179,7 @@ struct TmaLoader {
   __device__ __forceinline__ void load_block(CUtensorMap const& map, uint64_t& arrival, State const& write,
                                              TileWork const& work, int n) const {
     if (lane != kActingLane) { return; }
-    Element* const slot = shared.ring[write.slot];
+    Element* const slot = shared.slot(write.slot);
     ClippedBox const box = box_of(work, n);
     CUTE_UNROLL
     for (int c = 0; c < kColumns; c += kSlabColumns) {
@@ -197,7 +195,7 @@ struct TmaLoader {
     // Box by box, with operands that are the same in all lanes: had each lane a box of its own, the hardware, which
     // takes them from registers of the warp, would look for the next lane before each box.
     PageParams const& p = params.pages;
-    Element* const slot = shared.ring[write.slot];
+    Element* const slot = shared.slot(write.slot);
     CUTE_NO_UNROLL
     for (int first = 0; first < p.boxes; first += kBoxesAtOnce) {
       int page[kBoxesAtOnce];

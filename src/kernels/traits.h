@@ -4,6 +4,7 @@
 #include "kernels/cute.h"
 
 #include "hopper_attention/types.h"
+#include "kernels/ring_order.h"
 #include "kernels/softmax.h"
 #include "kernels/tile_geometry.h"
 #include "kernels/tile_work.h"
@@ -107,13 +108,27 @@ struct AttentionTraits {
   using MmaQk = decltype(make_tiled_mma(select_qk()));
   using MmaPv = decltype(make_tiled_mma(select_pv()));
 
-  // A ring slot holds one block of K or of V.
-  static constexpr int kSlotElements = kKeys * (kHeadDim > kHeadDimV ? kHeadDim : kHeadDimV);
+  // A ring slot holds one block of K or of V. Where V is narrower, slots of two sizes leave room for more keys.
+  static constexpr bool kPairs = !kDecode && kHeadDimV < kHeadDim;
+  using Order = RingOrder<kPairs, kStages>;
+  static constexpr int kElementsK = kKeys * kHeadDim;
+  static constexpr int kElementsV = kKeys * kHeadDimV;
+  static constexpr int kSlotElements = kPairs ? kElementsV : max_of(kElementsK, kElementsV);  // with pairs those of V
+  static constexpr int kRingElements = kPairs ? kStages / 2 * (kElementsK + kElementsV) : kStages * kSlotElements;
+  CUTE_HOST_DEVICE static constexpr int ring_offset(int slot) {
+    return kPairs ? (slot >> 1) * (kElementsK + kElementsV) + (slot & 1) * kElementsK : slot * kSlotElements;
+  }
 
   template <class Layout>
   CUTE_HOST_DEVICE static constexpr auto with_slots(Layout tile) {
-    return make_composed_layout(tile.layout_a(), tile.offset(),
-                                append(tile.layout_b(), make_layout(Int<kStages>{}, Int<kSlotElements>{})));
+    auto const slots = [] {
+      if constexpr (kPairs) {
+        return make_layout(Shape<_2, Int<kStages / 2>>{}, Stride<_0, Int<kElementsK + kElementsV>>{});
+      } else {
+        return make_layout(Int<kStages>{}, Int<kSlotElements>{});
+      }
+    }();
+    return make_composed_layout(tile.layout_a(), tile.offset(), append(tile.layout_b(), slots));
   }
 
   using LayoutQ = decltype(tile_to_shape(AtomK<kSlabColumns>{}, Shape<Int<kQueryRows>, Int<kHeadDim>>{}));
@@ -135,8 +150,8 @@ struct AttentionTraits {
   // The swapped form has O in shared memory in float32 where a cluster merges it.
   static constexpr int kSlabElementsO = (kSwapped ? 2 * kQueryRows : kSlabRows) * kHeadDimV;
   static constexpr int kBytesQ = kSlabElementsQ * sizeof(Element);
-  static constexpr int kBytesK = kKeys * kHeadDim * sizeof(Element);
-  static constexpr int kBytesV = kKeys * kHeadDimV * sizeof(Element);
+  static constexpr int kBytesK = kElementsK * sizeof(Element);
+  static constexpr int kBytesV = kElementsV * sizeof(Element);
 
   static constexpr int kSharedLimit = 228 * 1024 / kTile.per_sm - 1024;
   static constexpr int kEndFloats = kSwapped ? 2 : 1;
@@ -147,11 +162,13 @@ struct AttentionTraits {
   // Elsewhere O takes slots of the ring, which the producers leave free in front of the next tile's keys. Tiles of a
   // cluster merge O in a buffer of its own.
   static constexpr bool kRoomForTwo = kConsumerWarpgroups * (kBytesQ + kSlabElementsO * int(sizeof(Element))) +
-                                          kStages * kSlotElements * int(sizeof(Element)) + kBarrierBytes <=
+                                          kRingElements * int(sizeof(Element)) + kBarrierBytes <=
                                       kSharedLimit;
   static constexpr int kQueryBuffers = kRoomForTwo && !kDecode ? 2 : 1;
   static constexpr int kSlabsOfSlot = max_of(1, kSlotElements / kSlabElementsO);
-  static constexpr int kOutputSlots = kDecode || kQueryBuffers == 2 ? 0 : ceil_div(kConsumerWarpgroups, kSlabsOfSlot);
+  static constexpr int kSlotsOfO = kDecode || kQueryBuffers == 2 ? 0 : ceil_div(kConsumerWarpgroups, kSlabsOfSlot);
+  static_assert(!kPairs || kSlotsOfO <= 1, "with pairs O takes one slot of V");
+  static constexpr int kOutputSlots = kPairs ? 2 * kSlotsOfO : kSlotsOfO;  // that the ring moves on by
   // How many items the scheduler is ahead. Items of one query are short; items of dense calls are shared out
   // beforehand. Where CTAs draw their tiles, each one ahead is one that no other CTA can take: two, and three for tiles
   // so short that one is done before the next has been drawn and its keys have come (192x128: causal 512 1.03 of the
@@ -166,7 +183,7 @@ struct AttentionTraits {
   static constexpr bool kScoresEarly = kQueryBuffers == 2 && kHeadDim <= 64;
 
   struct SharedStorage {
-    alignas(1024) Element ring[kStages][kSlotElements];
+    alignas(1024) Element ring[kRingElements];
     alignas(1024) Element q[kQueryBuffers][kConsumerWarpgroups][kSlabElementsQ];
     alignas(1024) Element o[kDecode ? kSlabElementsO : 8];
     alignas(kSwapped ? 1024 : 16) Element p[2][kElementsP];
@@ -185,6 +202,8 @@ struct AttentionTraits {
     alignas(8) char source[kListed ? sizeof(typename Source::State) : 8];  // what the scheduler warp remembers
     uint64_t work_full[kWorkSlots];
     uint64_t work_empty[kWorkSlots];  // every warp is done with it
+
+    __device__ __forceinline__ Element* slot(int index) { return ring + ring_offset(index); }
   };
 
   static constexpr int kSharedBytes = sizeof(SharedStorage);
@@ -195,6 +214,9 @@ struct AttentionTraits {
                 "other CTAs write their parts while this one still reads Q");
   static_assert(!kPages || kOutputSlots == 0 || kWorkSlots == 2,
                 "the warp that loads values would overwrite slots that the one of keys has not handed over");
+  static_assert(!kPairs || !kSkips,
+                "skip_pairs() and the V behind the first block that is visited go by slots in the "
+                "order of steps");
   static_assert(kTile.rows % kQueryRows == 0 && kConsumerWarpgroups >= 1 && kConsumerWarpgroups <= 4);
   static_assert(kStages >= 4, "K n-1 and V n are in flight while K n and V n+1 are read");
 };

@@ -1,6 +1,7 @@
 """The order of waits and arrivals around the ring of K and V, with O in some of its slots (docs/schedule.md): a model of the
 warps of a CTA whose barriers tell passes by one bit, as those of the GPU do, run in random orders, also unfair ones.
-Warpgroups take turns in all tiles or in some, and skip blocks that their rows do not see.
+Warpgroups take turns in all tiles or in some, and skip blocks that their rows do not see. K and V of a block are
+neighbours in the ring where their slots differ in size (RingOrder), and O is in the slot of V.
 
 It found what hung on the GPU: a warp that waits for slots which are freed without it misses a pass.
 """
@@ -52,6 +53,7 @@ class Cta:
     so that one of them waits for its first values. If none did, the values' warp could miss a pass.
     in_turns: for each tile whether its blocks are computed in turns.
     values_wait: the values' warp waits for the slots of O, too. late_output: O is released behind blocks to be skipped.
+    pairs: K of a block is in an even slot and V in the next; two slots for O, of which it takes the second.
     """
 
     def __init__(
@@ -63,10 +65,11 @@ class Cta:
         work_slots: int,
         values_wait: bool,
         late_output: bool,
+        pairs: bool,
     ) -> None:
         self.visits, self.tiles, self.in_turns = tiles, [max(visits) for visits in tiles], in_turns
         self.paged, self.output_slots, self.work_slots = paged, output_slots, work_slots
-        self.values_wait, self.late_output = values_wait, late_output
+        self.values_wait, self.late_output, self.pairs = values_wait, late_output, pairs
         self.warpgroups = len(tiles[0])
         self.full = [Barrier(1) for _ in range(STAGES)]
         self.empty = [Barrier(self.warpgroups) for _ in range(STAGES)]
@@ -86,11 +89,14 @@ class Cta:
         barriers = [(b.phase, b.missing) for b in self.full + self.empty + self.work_full + self.work_empty]
         return barriers + [(turn.passed, turn.taken) for turn in self.turns]
 
-    def blocks(self, tile: int) -> list[tuple[int, str, int]]:
-        """Keys one block ahead of values, from the right."""
+    def blocks(self, tile: int) -> list[tuple[int, tuple[int, str, int]]]:
+        """Keys one block ahead of values, from the right; each with its place behind the tile's first slot."""
         last = self.tiles[tile] - 1
-        pairs = [[("K", n)] * (n >= 0) + [("V", n + 1)] * (n < last) for n in range(last, -2, -1)]
-        return [(tile, kind, n) for pair in pairs for kind, n in pair]
+        steps = [[("K", n)] * (n >= 0) + [("V", n + 1)] * (n < last) for n in range(last, -2, -1)]
+        loads = [(tile, kind, n) for step in steps for kind, n in step]
+        if self.pairs:
+            return [(2 * (last - n) + (kind == "V"), (tile, kind, n)) for tile, kind, n in loads]
+        return list(enumerate(loads))
 
     def scheduler(self) -> Wait:
         for i in range(len(self.tiles) + 1):
@@ -114,9 +120,11 @@ class Cta:
     def free(self, place: int) -> Wait:
         yield from self.empty[place % STAGES].wait(place // STAGES & 1 ^ 1)
 
-    def load(self, place: int, block: object) -> Wait:
+    def load(self, place: int, block: tuple[int, str, int]) -> Wait:
         yield from self.free(place)
         assert self.holds[place % STAGES] is None, "overwritten before it was read"
+        of_v = block[1:] == ("O", 1) or block[1] == "V"
+        assert not self.pairs or of_v == (place % 2 == 1), "a slot of the wrong size"
         self.holds[place % STAGES], self.read[place % STAGES] = block, 0
         yield
         self.full[place % STAGES].arrive()
@@ -128,15 +136,16 @@ class Cta:
             yield
             if tile is None:
                 continue
-            for block in self.blocks(tile):
+            blocks = self.blocks(tile)
+            for behind, block in blocks:
                 if kind == (block[1] if self.paged else "K"):
-                    yield from self.load(place, block)
-                place += 1
+                    yield from self.load(place + behind, block)
+            place += len(blocks)
             if kind == "V" and self.paged and self.tiles[tile] > 0 and not self.values_wait:
                 yield from self.empty[(place - 1) % STAGES].wait((place - 1) // STAGES & 1)
-            for _ in range(self.output_slots):
+            for n in range(self.output_slots):
                 if kind == "K":
-                    yield from self.load(place, ("O", tile))
+                    yield from self.load(place, (tile, "O", n))
                 elif self.values_wait:
                     yield from self.free(place)
                 place += 1
@@ -153,17 +162,15 @@ class Cta:
 
     def consumer(self, w: int) -> Wait:
         place, output = 0, range(0)
-        blocks: list[tuple[int, str, int]] = []
+        blocks: dict[int, tuple[int, str, int]] = {}
 
-        def take(count: int) -> Wait:
-            """The next blocks, which are read and given back."""
+        def take() -> Wait:
+            """The next block, which is read and given back."""
             nonlocal place
-            for i in range(count):
-                yield from self.arrived(place + i, blocks[place + i - first])
+            yield from self.arrived(place, blocks[place - first])
             yield
-            for _ in range(count):
-                self.release(place)
-                place += 1
+            self.release(place)
+            place += 1
 
         def wait_turn(tile: int) -> Wait:
             if self.in_turns[tile]:
@@ -180,8 +187,8 @@ class Cta:
         def skip_pairs(tile: int, count: int) -> Wait:
             for _ in range(count):
                 yield from skip_turn(tile)
-                yield from take(1)
-                yield from take(1)
+                yield from take()
+                yield from take()
 
         def release_output() -> None:  # of the tile before
             for slot in output:
@@ -191,7 +198,7 @@ class Cta:
             yield
             if tile is None:
                 continue
-            blocks, first = self.blocks(tile), place
+            blocks, first = dict(self.blocks(tile)), place
             visits = self.visits[tile][w]
             skipped = self.tiles[tile] - visits
             early = visits > 0 and skipped > 1 and not self.late_output
@@ -199,31 +206,40 @@ class Cta:
                 release_output()
             if visits > 0:
                 if skipped > 0:
-                    yield from take(1)
+                    yield from take()
                     yield from skip_pairs(tile, skipped - 1)
                 yield from self.arrived(place, blocks[place - first])
             if not early:
                 release_output()
             if visits > 0:
-                yield from take(1)
+                yield from take()
                 if skipped > 0:
                     yield from skip_turn(tile)
-                    yield from take(1)
+                    yield from take()
                 for _ in range(visits - 1):
-                    yield from self.arrived(place, blocks[place - first])
+                    k, v = (place + 1, place) if self.pairs else (place, place + 1)
+                    assert (blocks[k - first][1], blocks[v - first][1]) == ("K", "V")
+                    yield from self.arrived(k, blocks[k - first])
                     yield from wait_turn(tile)  # held until the values are there
-                    yield from self.arrived(place + 1, blocks[place + 1 - first])
+                    yield from self.arrived(v, blocks[v - first])
                     pass_turn(tile)
-                    yield from take(2)
-                yield from take(1)
+                    yield
+                    self.release(k)
+                    yield
+                    self.release(v)
+                    place += 2
+                yield from take()
             elif blocks:
-                yield from take(1)
+                yield from take()
                 yield from skip_pairs(tile, self.tiles[tile] - 1)
-                yield from take(1)
+                yield from take()
             assert place - first == len(blocks)
             output = range(place, place + self.output_slots)
-            for slot in output:
-                yield from self.arrived(slot, ("O", tile))
+            for n, slot in enumerate(output):
+                yield from self.arrived(slot, (tile, "O", n))
+                if self.pairs and n == 0:  # of K: O is not in it
+                    self.release(slot)
+            output = output[1:] if self.pairs else output
             place += self.output_slots
 
 
@@ -235,6 +251,7 @@ def run(
     values_wait: bool = False,
     late_output: bool = False,
     skips: bool = True,
+    pairs: bool = False,
 ) -> bool:
     """Whether all roles ended."""
     r = random.Random(seed)
@@ -246,7 +263,7 @@ def run(
         tiles.append([max(0, count) for count in visits])
     others = random.Random(seed + 10**6)
     in_turns = [others.random() < 0.7 for _ in tiles]
-    cta = Cta(tiles, in_turns, paged, output_slots, work_slots, values_wait, late_output)
+    cta = Cta(tiles, in_turns, paged, output_slots, work_slots, values_wait, late_output, pairs)
     roles, still = cta.roles(), 0
     speed = {name: r.choice((1, 3, 30)) for name in roles}
     while roles and still < HANG:
@@ -265,6 +282,18 @@ def run(
 @pytest.mark.parametrize(("paged", "work_slots"), [(False, 2), (False, 3), (False, 4), (True, 2)], ids=str)
 def test_every_order_ends_and_reads_what_was_loaded(paged, work_slots, output_slots):
     assert all(run(seed, paged, output_slots, work_slots) for seed in range(100))
+
+
+@pytest.mark.parametrize(("paged", "work_slots"), [(False, 2), (False, 4), (True, 2)], ids=str)
+def test_every_order_ends_where_k_and_v_of_a_block_are_neighbours(paged, work_slots):
+    assert all(run(seed, paged, 2, work_slots, skips=False, pairs=True) for seed in range(200))
+
+
+def test_the_model_finds_slots_of_the_wrong_size():
+    """One slot for O, as many as it needs, would turn the sizes round."""
+    with pytest.raises(AssertionError, match="wrong size"):
+        for seed in range(20):
+            run(seed, False, 1, skips=False, pairs=True)
 
 
 def test_with_pages_and_slots_of_o_work_may_not_be_further_ahead():

@@ -67,7 +67,7 @@ SKIPPING = {  # masks that hide the last blocks of a tile from its upper slabs
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 def test_slabs_skip_blocks(dtype):
     """Warpgroups of a tile that visit different blocks, or none, through several tiles of each thread block."""
-    dims = [pair for pair in built_dims(dtype) if pair in ((64, 64), (96, 96), (192, 128), (192, 192), (256, 256))]
+    dims = [pair for pair in built_dims(dtype) if pair in ((64, 64), (96, 96), (192, 192), (256, 256))]
     if not dims:
         pytest.skip(f"no {dtype} kernels with such tiles were built")
     judge_all(
