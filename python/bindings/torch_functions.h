@@ -17,6 +17,7 @@ struct Torch {
   PyObject* is_grad_enabled = nullptr;
   PyObject* dispatch_modes = nullptr;  // () -> how many
   PyObject* transform = nullptr;       // () -> the innermost, or None
+  PyObject* is_tracing = nullptr;      // whether torch.jit.trace records
   PyObject* empty_like = nullptr;
   PyObject* empty_output = nullptr;     // (q, v)
   PyObject* empty_lse = nullptr;        // (q)
@@ -28,7 +29,7 @@ extern constinit Torch torch;
 
 nb::object call(PyObject* function, std::initializer_list<PyObject*> args = {});
 
-// Whether a dispatch mode or a transform has to see the call.
+// Whether a dispatch mode, a transform or a trace has to see the call.
 bool is_watched();
 
 // False for all while torch was not seen.

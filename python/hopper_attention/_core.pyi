@@ -201,10 +201,11 @@ def fits(arguments, kinds, /):
     T the same or None, i int, f int or float, F the same or None, l list of ints or None, n None.
     """
 
-def use_torch(tensor: object, parameter: object, is_grad_enabled: object, dispatch_modes: object, transform: object, empty_like: object, empty_output: object, empty_lse: object, empty_workspace: object) -> None:
+def use_torch(tensor: object, parameter: object, is_grad_enabled: object, dispatch_modes: object, transform: object, is_tracing: object, empty_like: object, empty_output: object, empty_lse: object, empty_workspace: object) -> None:
     """
     What attend_*() needs of torch: types of plain tensors; whether grad mode is on, how many dispatch modes and
-    which transform there are; empty_like(x), empty_output(q, v), empty_lse(q), empty_workspace(bytes, q).
+    which transform there are, whether torch.jit.trace records; empty_like(x), empty_output(q, v), empty_lse(q),
+    empty_workspace(bytes, q).
     Without effect if tensors of that type do not come in through the DLPack C exchange API.
     """
 

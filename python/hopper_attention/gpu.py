@@ -31,6 +31,7 @@ def use_torch() -> None:
         is_grad_enabled=torch.is_grad_enabled,
         dispatch_modes=torch._C._len_torch_dispatch_stack,
         transform=torch._C._functorch.peek_interpreter_stack,
+        is_tracing=torch._C._is_tracing,
         empty_like=torch.empty_like,
         empty_output=empty_output,
         empty_lse=empty_lse,

@@ -42,8 +42,8 @@ def number_of_sets(case: Case) -> int:
     return max(1, min(MOST_SETS, wanted, int(MOST_BYTES / max(1, held))))
 
 
-def make(case: Case, device: torch.device | str, seed: int = 0) -> list[Inputs]:
-    """All sets of a case; the same for the same seed and device. Paged sets share one pool and no page."""
+def make(case: Case, device: torch.device | str, seed: int = 0, sets: int | None = None) -> list[Inputs]:
+    """All sets of a case, or so many; the same for the same seed and device. Paged sets share one pool and no page."""
     generator = torch.Generator(device).manual_seed(seed)
     dtype = DTYPES[case.dtype]
 
@@ -54,7 +54,7 @@ def make(case: Case, device: torch.device | str, seed: int = 0) -> list[Inputs]:
         return torch.tensor(values, dtype=torch.int32, device=device)
 
     packed = case.call == "varlen"
-    sets = number_of_sets(case)
+    sets = number_of_sets(case) if sets is None else sets
     q_lengths, k_lengths = case.q_lengths, case.k_lengths
     fixed = {
         "cu_q": int32(offsets(q_lengths)),

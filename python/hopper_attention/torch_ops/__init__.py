@@ -1,8 +1,8 @@
 """The public functions as torch operators: torch.ops.hopper_attention.fwd, varlen_fwd, kvcache, combine, ...
 
-Importing this module defines them. Callers need not: the public functions come here by themselves while torch.compile or
-torch.export traces, under a dispatch mode and for tensors without memory; all other calls reach the kernels directly,
-because a call through torch's dispatcher costs several microseconds.
+Importing this module defines them. Callers need not: the public functions come here by themselves while torch.compile,
+torch.export or torch.jit.trace traces, under a dispatch mode and for tensors without memory; all other calls reach the
+kernels directly, because a call through torch's dispatcher costs several microseconds.
 
 The functions below have the arguments and results of the public ones and call one operator each. The attention operators
 take tensors by the names of the public function and scalars as `kernels` says, since a call through torch's dispatcher pays
@@ -122,8 +122,7 @@ def flash_attn_varlen_func(
     numbers = numbers_of(softmax_scale, softcap, window_size, attention_chunk, sm_margin, cp_world_size, cp_rank)
     row = [
         q, k, v, cu_seqlens_q, out, softmax_lse, workspace, cu_seqlens_k, seqused_k, page_table, scheduler_metadata,
-        s_aux, option("num_splits", num_splits, 1), flags, bound("max_seqlen_q", max_seqlen_q),
-        bound("max_seqlen_k", max_seqlen_k),
+        s_aux, option("num_splits", num_splits, 1), flags, bound(max_seqlen_q), bound(max_seqlen_k),
     ]  # fmt: skip
     row += numbers
     if not (seqused_q is qv is q_descale is k_descale is v_descale is cp_tot_seqused_k is None):
@@ -154,7 +153,7 @@ def flash_attn_with_kvcache(
         row += [k, v, rotary_cos, rotary_sin, rotary_seqlens, cu_seqlens_k_new]
     row += [
         cache_seqlens, page_table, cu_seqlens_q, scheduler_metadata, s_aux, option("num_splits", num_splits, 0),
-        flags, bound("max_seqlen_q", max_seqlen_q),
+        flags, bound(max_seqlen_q),
     ]  # fmt: skip
     row += numbers
     if not (cache_batch_idx is cache_leftpad is qv is q_descale is k_descale is v_descale is cp_tot_seqused_k is None):

@@ -29,11 +29,11 @@ def _window(name: str, value: Any) -> tuple[int, int]:
 
 
 def _integer(name: str, value: Any) -> Any:
-    """An int or SymInt. A tensor would have to be read, which tracing cannot do: max_seqlen_* are only bounds."""
+    """An int or SymInt. A tensor would have to be read, which tracing cannot do."""
     if isinstance(value, torch.Tensor):
-        if name.startswith("max_seqlen"):
-            return None
-        raise TypeError(f"{name}: an integer is needed, found a tensor")
+        raise TypeError(
+            f"{name}: an integer is needed, found a tensor; pass an int (torch.jit.trace has sizes in tensors: int(size))"
+        )
     return value
 
 
@@ -93,12 +93,11 @@ def refuse_grad(name: str, value: torch.Tensor) -> None:
         )
 
 
-def bound(name: str, value: Any) -> Any:
-    """max_seqlen_* of an operator."""
+def bound(value: Any) -> Any:
+    """max_seqlen_* of an operator. What is in a tensor is left out: it would have to be read, and is only a bound."""
     if type(value) is int:
         return value
-    value = None if value is None else _integer(name, value)
-    return -1 if value is None else value
+    return -1 if value is None or isinstance(value, torch.Tensor) else value
 
 
 def option(name: str, value: Any, default: int) -> Any:

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from hopper_attention.torch_ops import fake_checks
+
 
 def empty_output(q: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """Like q with the head dim of v, contiguous; bf16 for fp8."""
@@ -28,6 +30,7 @@ def no_lse(x: torch.Tensor) -> torch.Tensor:
 
 def attention(given: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
     """fwd, varlen_fwd, kvcache, kvcache_append."""
+    fake_checks.attention(given)
     q = given["q"]
     out = empty_output(q, given["v_cache"] if "v_cache" in given else given["v"])
     return out, empty_lse(q) if given.get("return_lse") else no_lse(out)
@@ -35,25 +38,24 @@ def attention(given: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
 
 def combined_lse(given: dict[str, Any]) -> torch.Tensor:
     """(B, M, H), a transposed view of (B, H, M)."""
+    fake_checks.combine(given)
     parts = given["out_partial"]
     _, batch, queries, heads, _ = parts.shape
     return parts.new_empty((batch, heads, queries), dtype=parts.dtype).transpose(1, 2)
 
 
 def combine(given: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
-    parts = given["out_partial"]
-    return parts.new_empty(parts.shape[1:], dtype=given.get("out_dtype") or parts.dtype), combined_lse(given)
+    lse, parts = combined_lse(given), given["out_partial"]
+    return parts.new_empty(parts.shape[1:], dtype=given.get("out_dtype") or parts.dtype), lse
 
 
 def merge_states(given: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    fake_checks.merge(given)
     return tuple(torch.empty_like(given[name], memory_format=torch.contiguous_format) for name in ("out_a", "lse_a"))
 
 
 def scheduler_metadata(given: dict[str, Any]) -> torch.Tensor:
     """1 + 4 round_up(B, 4) int32."""
+    fake_checks.schedule_options(given)
     size = 1 + 4 * ((given["batch_size"] + 3) // 4 * 4)
     return given["cache_seqlens"].new_empty((size,), dtype=torch.int32)
-
-
-def nothing(given: dict[str, Any]) -> None:
-    """Operators that only write."""

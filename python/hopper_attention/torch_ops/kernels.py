@@ -32,8 +32,8 @@ OPTIONS = {
 }
 DEFAULTS = tuple(OPTIONS.values())
 
-# What besides dispatch modes and transforms, which `_core` asks for, has to see the calls of an operator.
-_function_modes, _tracing_state = torch._C._len_torch_function_stack, torch._C._get_tracing_state
+# What besides dispatch modes, transforms and torch.jit.trace, which `_core` asks for, has to see the calls of an operator.
+_function_modes = torch._C._len_torch_function_stack
 _profiled, _profiler = torch._C._autograd._profiler_enabled, torch.autograd.profiler
 _included, _PRE_DISPATCH = torch._C._dispatch_tls_is_dispatch_key_included, torch._C.DispatchKey.PreDispatch
 
@@ -182,7 +182,7 @@ class CalledDirectly:
 
     def __call__(self, *args, **kwargs):
         seen = kwargs or _function_modes() or _profiled() or _profiler._is_profiler_enabled or _included(_PRE_DISPATCH)
-        if not seen and len(args) >= self.least and _core.fits(args, self.kinds) and _tracing_state() is None:
+        if not seen and len(args) >= self.least and _core.fits(args, self.kinds):
             done = self.kernel(*args, only_quick=True)
             if done is not NOT_TAKEN:
                 return done

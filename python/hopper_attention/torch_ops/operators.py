@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from hopper_attention import interface
-from hopper_attention.torch_ops import fake, kernels
+from hopper_attention.torch_ops import fake, fake_checks, kernels
 from hopper_attention.torch_ops.schema import schema
 
 _CACHES = ("k_cache", "v_cache")
@@ -116,7 +116,7 @@ for _name, _written in (("fwd", ()), ("varlen_fwd", ()), ("kvcache", ()), ("kvca
         f"{_name}_out",
         _kernel,
         _kernel,
-        fake.nothing,
+        fake_checks.attention,
         returns="()",
         written=(*_written, *_RESULTS),
     )
@@ -149,7 +149,7 @@ _define_of_function(
 _define_of_function(
     "merge_states_out",
     interface.merge_states,
-    fake.nothing,
+    fake_checks.merge,
     _nothing,
     returns="()",
     written=("out", "lse"),
@@ -166,7 +166,7 @@ _define_of_function(
 _define_of_function(
     "get_scheduler_metadata_out",
     interface.get_scheduler_metadata,
-    fake.nothing,
+    fake_checks.schedule_options,
     _nothing,
     returns="()",
     written=("out",),

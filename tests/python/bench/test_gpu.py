@@ -1,6 +1,11 @@
-"""On a GPU: the Triton peer against the gates, one whole case, the timing, the ceilings."""
+"""On a GPU: the Triton peer against the gates, one whole case, the timing, the ceilings, a build beside itself."""
 
 from __future__ import annotations
+
+import json
+import pathlib
+import subprocess
+import sys
 
 import pytest
 
@@ -81,3 +86,19 @@ def test_ceilings_are_plausible():
     found = timing.ceilings(quick=True)
     assert 100 < found["matmul_tflops"] < 1000
     assert 1000 < found["read_gbs"] < 5000 and 1000 < found["copy_gbs"] < 5000
+
+
+def test_a_build_takes_as_long_as_itself(tmp_path):
+    tool = pathlib.Path(__file__).parents[3] / "tools" / "compare_builds"
+    if not tool.exists() or not hopper_attention.is_supported(dtype="bfloat16", head_dim=128)[0]:
+        pytest.skip("tools/ is not beside these tests, or no bf16 kernel for head dim 128 is in this build")
+    folder, out = pathlib.Path(hopper_attention.__file__).parents[1], tmp_path / "out.json"
+    command = [sys.executable, tool, f"one={folder}", f"two={folder}", "--rounds", "1", "--json", out]
+    command += ["--only", "^(8/1 512 on 512|varlen mixed|decode b1 128)$"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr.count("all right") == 2, done.stderr
+    cases = json.loads(out.read_text())["cases"]
+    assert len(cases) == 3
+    for name, row in cases.items():
+        assert 1 < row["one"]["least"] < 1000 and 0.5 < row["two"]["ratio"] < 2, name

@@ -13,15 +13,16 @@ torch = pytest.importorskip("torch")
 
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
-from torch.utils._pytree import tree_map_only  # noqa: E402
+from torch.utils._pytree import tree_leaves, tree_map_only  # noqa: E402
 
 import hopper_attention  # noqa: E402
 from hopper_attention import gpu, interface, torch_ops  # noqa: E402
 from hopper_attention.torch_ops import kernels  # noqa: E402
 from hopper_attention.watching import is_watched  # noqa: E402
-from torch_ops.samples import copies, operator_arguments, samples, tensors  # noqa: E402
+from torch_ops.samples import copies, operator_arguments, samples, tensors, values  # noqa: E402
 
 SAMPLES = samples()
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
 BY_WHY = pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.why)
 
 
@@ -309,7 +310,8 @@ def test_who_watches():
         assert is_watched(x)
     seen = []
     torch.func.functionalize(lambda y: seen.append(is_watched(y)) or y)(x)
-    assert seen == [True]
+    torch.jit.trace(lambda y: seen.append(is_watched(y)) or y + 1, (x,), check_trace=False)
+    assert seen == [True, True]
     assert not is_watched(x)
 
 
@@ -497,6 +499,16 @@ def test_a_bound_in_a_tensor_is_left_out():
     assert out.shape == q.shape
 
 
+def test_what_must_be_known_while_tracing_is_no_tensor():
+    """torch.jit.trace has sizes in tensors."""
+    lengths = torch.ones(2, dtype=torch.int32)
+    for name, given in (("batch_size", (torch.tensor(2), 1)), ("max_seqlen_q", (2, torch.tensor(1)))):
+        with pytest.raises(
+            TypeError, match=rf"^{name}: an integer is needed, found a tensor; pass an int.*int\(size\)"
+        ):
+            hopper_attention.get_scheduler_metadata(*given, 16, 4, 2, 16, lengths.to("meta"))
+
+
 def test_the_package_defines_no_operator_until_it_is_needed():
     code = (
         "import torch, hopper_attention, sys\n"
@@ -547,15 +559,52 @@ def dense_tensors():
     return [torch.zeros(2, 3, heads, 64).bfloat16() for heads in (4, 2, 2)]
 
 
-def test_a_trace_of_torch_jit_records_operators(world):
+@pytest.mark.parametrize("by_name", [True, False], ids=["the operator", "the function"])
+def test_a_trace_of_torch_jit_records_operators(world, by_name):
+    """Of tensors of the kernels. What is not recorded would be a constant in the trace."""
+
     def attend(q, k, v):
         out = torch.empty_like(q)
-        operator("fwd_out")(q, k, v, out)
+        if by_name:
+            operator("fwd_out")(q, k, v, out)
+        else:
+            hopper_attention.flash_attn_func(q, k, v, out=out)
         return out
 
     with torch.inference_mode():
         traced = torch.jit.trace(attend, tuple(dense_tensors()), check_trace=False)
     assert "hopper_attention::fwd_out" in str(traced.graph)
+
+
+@BY_WHY
+@torch.inference_mode()
+def test_a_trace_of_torch_jit_computes_with_what_it_is_given(sample):
+    def attend(*given):
+        left = iter(given)
+        args, kwargs = tree_map_only(torch.Tensor, lambda x: next(left), (sample.args, sample.kwargs))
+        return tensors(getattr(hopper_attention, sample.function)(*args, **kwargs))
+
+    def given(factor):
+        found = tree_leaves(copies(sample))
+        return [x * factor if x.is_floating_point() else x for x in found if isinstance(x, torch.Tensor)]
+
+    traced = torch.jit.trace(attend, tuple(given(1.0)))
+    assert f"hopper_attention::{sample.operator}(" in str(traced.graph)
+    others, same = given(1.5), given(1.5)
+    for got, want in zip((*traced(*others), *others), (*attend(*same), *same), strict=True):
+        assert torch.equal(got, want)
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")  # the scale is kept as it is
+def test_a_traced_call_takes_other_shapes_and_is_kept_in_a_file(tmp_path):
+    def attend(q, lse):
+        return hopper_attention.flash_attn_func(q, q, q, q.shape[-1] ** -0.5, softmax_lse=lse), lse
+
+    with torch.inference_mode():
+        torch.jit.trace(attend, (values(1, 4, 2, 16), torch.zeros(1, 2, 4))).save(str(tmp_path / "call.pt"))
+        loaded = torch.jit.load(str(tmp_path / "call.pt"))
+        for got, want in zip(*(f(values(2, 7, 2, 16), torch.zeros(2, 2, 7)) for f in (loaded, attend)), strict=True):
+            assert torch.equal(got, want)
 
 
 def test_every_kind_of_profile_sees_operators(world):
