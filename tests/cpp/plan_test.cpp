@@ -630,6 +630,13 @@ TEST_CASE("plan: few rows take tiles of fewer rows, which keep more SMs busy, wh
   p.total_q = 4096 + 62;
   CHECK(plan(p, card(132)).kernels.size() == 2);
   CHECK(tile_of(p) == "192x80 packed");
+  p = chunk(512, 512, 512);  // 8 heads share a tile of 16 queries, or of 24
+  p.head_dim = p.head_dim_v = 64;
+  p.heads_q = 32;
+  p.heads_k = 4;
+  CHECK(tile_of(p) == "128x128 packed");
+  p.total_q = 560;  // more than a round of them, and less of the larger ones
+  CHECK(tile_of(p) == "192x128 packed");
 }
 
 TEST_CASE("plan: packed sequences that are short in the mean take tiles for them, whatever their bounds are") {

@@ -876,7 +876,7 @@ TEST_CASE("schedule: tiles of 256 rows are computed once where metadata count th
   Seen seen;
   int larger = 0;
   int later = 0;
-  for (int i = 0; i < 700; ++i) {
+  for (int i = 0; i < 800; ++i) {
     Request r;
     r.head_dim = 64;
     r.heads_k = one_of<int>(random, {2, 8, 16});

@@ -211,9 +211,9 @@ def short() -> list[Case]:
     """A prompt, or a chunk of one behind keys that are there already, that alone leaves most of the card idle."""
     suite = "short"
     return [
-        Case(*(suite, f"{count(queries)} on {count(keys)}, {heads_q}/{heads_k}, d128", 1, queries, keys),
-             heads_q, heads_k, 128, call="varlen", page_size=16, goal=1.00)
-        for heads_q, heads_k in ((8, 1), (32, 8))
+        Case(*(suite, f"{count(queries)} on {count(keys)}, {heads_q}/{heads_k}, d{head_dim}", 1, queries, keys),
+             heads_q, heads_k, head_dim, call="varlen", page_size=16, goal=1.00)
+        for heads_q, heads_k, head_dim in ((8, 1, 128), (32, 8, 128), (8, 1, 64), (64, 8, 64))
         for queries, keys in ((512, 512), (1024, 1024), (2048, 2048), (4096, 4096), (8192, 8192),
                               (128, 8192), (512, 8192), (2048, 8192))
     ]  # fmt: skip

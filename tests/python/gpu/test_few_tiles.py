@@ -61,10 +61,11 @@ def test_equal_parts(kernel, mask):
 
 @pytest.mark.parametrize("splits", [2, 3, 7, 128])
 @pytest.mark.parametrize("ratio", [1, 2, 3, 5, 8, 16, 64, 128])
-def test_ratios_and_numbers_of_parts(ratio, splits):
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_ratios_and_numbers_of_parts(head_dim, ratio, splits):
     made = [
         chunk(f"{ratio} heads, at most {splits} parts", queries, 7001, heads_q=2 * ratio, num_splits=splits,
-              causal=causal, sinks="fp32", keys="paged", page_size=16)
+              causal=causal, sinks="fp32", keys="paged", page_size=16, head_dim=head_dim, head_dim_v=head_dim)
         for queries in (65, 100)
         for causal in (False, True)
     ]  # fmt: skip
@@ -119,11 +120,13 @@ def test_a_graph_of_parts_serves_other_lengths():
 
 @pytest.mark.parametrize("metadata", [False, True], ids=["", "metadata"])
 @pytest.mark.parametrize("mask", ["none", "causal"])
-def test_tiles_of_fewer_rows(mask, metadata):
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_tiles_of_fewer_rows(head_dim, mask, metadata):
     """A schedule counts tiles of 192 rows; here they have 128. Sequences of each number of slabs from none to 13, in
     orders that put the tiles that do not exist first and last.
     """
-    given = {"heads_q": 8, "heads_k": 2, "causal": mask == "causal", "metadata": metadata}
+    dims = {"head_dim": head_dim, "head_dim_v": head_dim}
+    given = {"heads_q": 8, "heads_k": 2, "causal": mask == "causal", "metadata": metadata, **dims}
     lengths = [(16 * n + extra, 16 * n + 300 * (n % 3)) for n in range(14) for extra in (0, 1)]
     made = []
     for order in (lengths, lengths[::-1], lengths[::2], [(200, 900)], [(0, 70), (33, 33)], [(17, 0), (300, 20)]):
