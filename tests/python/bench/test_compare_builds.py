@@ -49,7 +49,7 @@ def options(tool, monkeypatch):
         (["a.whl"], "NAME=PATH is needed, found 'a.whl'"),
         (["a="], "NAME=PATH is needed, found 'a='"),
         (["a=x", "b=y", "a=z"], "two builds have one name: a b a"),
-        (["a=x", "--suite", "small,long"], "no long; there are small, more, tiles"),
+        (["a=x", "--suite", "small,slow"], "no slow; there are small, more, tiles, long, d64"),
         (["a=x", "--only", "d64("], "is no regular expression"),
         (["a=x", "--rounds", "0"], "an integer of 1 or more is needed, found '0'"),
     ],
@@ -62,12 +62,16 @@ def test_what_is_wrong_with_arguments_is_said(options, capsys, given, message):
 
 
 def test_cases_have_names_of_their_own_and_can_be_chosen(tool, options):
-    every = tool.selected(options("a=x", "--suite", "small,more,tiles"))
+    every = tool.selected(options("a=x", "--suite", "small,more,tiles,long,d64"))
     names = [one.case.name for one in every]
-    assert len(set(names)) == len(names) == 18 + 2 + 24 + 3 + 11 * (2 + 3)
+    assert len(set(names)) == len(names) == 18 + 2 + 24 + 3 + 11 * (2 + 3) + 5 * 2 + 3 * 12
     assert {one.case.call for one in tool.small()} == {"dense", "varlen", "cache"}
     assert all(one.case.batch * one.case.seqlen_q in (8000, 8192) and one.tile for one in tool.tiles())
-    assert not any(one.tile for one in tool.small() + tool.more())
+    assert not any(one.tile for one in tool.small() + tool.more() + tool.long() + tool.d64())
+    l2 = 60 << 20
+    assert all(one.case.kv_bytes() > 2 * l2 and one.case.seqlen_q == 1 for one in tool.long())
+    assert {one.case.page_size for one in tool.long()} == {0, 16}
+    assert all(one.case.head_dim == 64 and one.case.page_size == 16 for one in tool.d64())
     chosen = tool.selected(options("a=x", "--only", "^8/1 512|b16"))
     assert [one.case.name for one in chosen] == ["8/1 512 on 512", "8/1 512 on 8192", "decode b16 1024"]
     with pytest.raises(tool.CannotRun, match=r"'d64' leaves no case of small: 8/1 512 on 512, 8/1 1024 on 1024"):
