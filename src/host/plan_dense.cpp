@@ -165,8 +165,10 @@ void explain_packing(PlanRequest const& request, Plan& plan, std::vector<Candida
   } else if (g > kSlabRows) {
     because(plan, "packing", "off: ", g, " heads of q for each of k are more than the ", kSlabRows, " rows of a slab");
   } else {
-    std::string const times =
-        concat(microseconds(best_of_packing[0].us), " us without, ", microseconds(best_of_packing[1].us), " us packed");
+    auto const us = [&](int i) {
+      return microseconds(expected_us(request, best_of_packing[static_cast<std::size_t>(i)]));
+    };
+    std::string const times = concat(us(0), " us without, ", us(1), " us packed");
     if (plan.packed_heads > 1) {
       because(plan, "packing", g, " heads share a tile: ", times);
     } else {
@@ -189,7 +191,7 @@ Candidate choose_tile(PlanRequest const& request, Plan& plan, std::vector<TileRo
     for (TileRow const* const row : rows) {
       Candidate const found = candidate(request, *row, packed_heads);
       others += concat(others.empty() ? "" : ", ", row->tile.rows, "x", row->tile.keys,
-                       packed_heads > 1 ? " packed " : " ", microseconds(found.us));
+                       packed_heads > 1 ? " packed " : " ", microseconds(expected_us(request, found)));
       if (is_better(found, best_here)) { best_here = found; }
     }
     if (is_better(best_here, best)) { best = best_here; }

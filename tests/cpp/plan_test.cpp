@@ -290,7 +290,8 @@ TEST_CASE("plan: blocks of a cluster have columns that they can merge four at a 
 
 TEST_CASE("plan: the choice costs little time for very long sequences") {
   Plan const made = plan(problem(1, 1 << 24, 1 << 24, 4, 1, 128, true), card(132));
-  CHECK(made.tiles == ceil_div(std::int64_t{4} << 24, std::int64_t{made.tile.rows}));
+  CHECK(made.packed_heads == 4);
+  CHECK(made.tile.keys == 80);
 }
 
 TEST_CASE("plan: head dims that no tile holds name the largest") {
@@ -342,6 +343,9 @@ TEST_CASE("plan: heads that share K and V stay together; L2 is left only where t
         Plan const made =
             testing::plan_with(p, card(132), {.packed_heads = 1, .cluster = -1});  // so that groups share K
         CAPTURE(made.explain());
+        Plan const taken = testing::plan_with(p, card(132), {.cluster = -1});
+        CHECK(taken.heads_per_pass <= p.batch * p.heads_q / taken.packed_heads);
+        CHECK(taken.heads_per_pass % (ratio / taken.packed_heads) == 0);
         int const all = p.batch * p.heads_q / made.packed_heads;
         CHECK(made.heads_per_pass >= 1);
         CHECK(made.heads_per_pass <= all);

@@ -37,9 +37,12 @@ class Verdict:
         return self.judged and not self.reached
 
     def __str__(self) -> str:
+        bound = format(self.bound, ".4g")
         found = "without a figure" if self.found is None else format(self.found, ".4g")
+        if self.missed and found == bound:
+            found = format(self.found, ".7g")
         return f"{self.what} {found}" + (
-            f" ({'at least' if self.at_least else 'at most'} {self.bound:.4g})" if self.bound else ""
+            f" ({'at least' if self.at_least else 'at most'} {bound})" if self.bound else ""
         )
 
 

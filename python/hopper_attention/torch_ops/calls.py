@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from hopper_attention import interface
-from hopper_attention.arguments import flag, number, window
+from hopper_attention.arguments import dtype_name, flag, number, window
 from hopper_attention.merging import torch_dtype
 from hopper_attention.torch_ops import kernels
 from hopper_attention.torch_ops.schema import TYPES
@@ -38,7 +38,12 @@ def _integer(name: str, value: Any) -> Any:
 
 
 def _dtype(name: str, value: Any) -> torch.dtype:
-    return value if isinstance(value, torch.dtype) else torch_dtype(value)
+    if name == "out_dtype":
+        return torch_dtype(value)
+    dtype = value if isinstance(value, torch.dtype) else getattr(torch, dtype_name(value), None)
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(f"{name}: a dtype is needed, found {value!r}")
+    return dtype
 
 
 _CONVERT: dict[str, Callable[[str, Any], Any]] = {

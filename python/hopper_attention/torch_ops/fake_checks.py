@@ -32,7 +32,9 @@ class Seen:
 
 
 def known(value: Any) -> Any:
-    """The number that stands for a SymInt in the example; other values as they are. Raises UnknownSize."""
+    """The number that stands for a SymInt in the example, also in a window; other values as they are. Raises UnknownSize."""
+    if isinstance(value, (tuple, list)):
+        return tuple(map(known, value))
     if not isinstance(value, torch.SymInt):
         return value
     hint = getattr(value.node, "hint", None)

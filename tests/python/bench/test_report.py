@@ -342,3 +342,9 @@ def test_cases_that_a_report_does_not_have_are_not_judged():
     found = goals.of_report(goals.with_todays(made_up.report(entries[:-1])))
     assert [v.judged for v in found] == [True, True, True, False]
     assert goals.count(found) == "3 of 3, 1 not judged"
+
+
+def test_a_figure_that_rounds_to_the_bound_it_misses_has_more_digits():
+    assert str(goals.Verdict("time", 1.12038, 1.12, at_least=False)) == "time 1.12038 (at most 1.12)"
+    assert str(goals.Verdict("time", 1.11998, 1.12, at_least=False)) == "time 1.12 (at most 1.12)"
+    assert str(goals.Verdict("speed", 1.09, 1.12)) == "speed 1.09 (at least 1.12)"

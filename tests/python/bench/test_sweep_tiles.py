@@ -63,6 +63,7 @@ def test_what_the_plans_tiles_lose(sweep):
     ]
     assert (
         sweep.lost(entries) == "the plan's tiles over the fastest: 1.100 in the mean of 2 cases, at most 1.210 (worse)"
+        "; 1 without a time of the plan's tile"
     )
     assert sweep.lost(entries[2:]).startswith("no case")
 

@@ -156,3 +156,45 @@ def test_what_only_the_run_knows_is_left_to_it():
     wrong = torch.export.export(packs, given).module()
     with pytest.raises(ValueError, match="^v has shape"):
         wrong(*given)
+
+
+def schedule_with(window, lengths):
+    return hopper_attention.get_scheduler_metadata(
+        2, 3, 64, 4, 2, 16, lengths, qkv_dtype=torch.bfloat16, causal=True, window_size=window
+    )
+
+
+@torch.inference_mode()
+def test_a_window_may_be_a_symbol_or_known_at_run_time_alone():
+    """Without a graph for each of its values."""
+    made = []
+    torch._dynamo.reset()
+    lengths = int32(40, 50)
+    by_shape = torch.compile(
+        lambda x: schedule_with((x.shape[0], 0), lengths),
+        fullgraph=True,
+        dynamic=True,
+        backend=lambda graph, _: made.append(graph) or graph,
+    )
+    for size in (5, 7, 11):
+        assert torch.equal(by_shape(torch.zeros(size)), schedule_with((size, 0), lengths))
+    assert len(made) == 1
+
+    class ByItem(torch.nn.Module):
+        def forward(self, m):
+            return schedule_with((m.item(), 0), lengths)
+
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        compiled = torch.compile(ByItem(), fullgraph=True, backend="aot_eager")
+        assert torch.equal(compiled(torch.tensor(6)), schedule_with((6, 0), lengths))
+
+
+def test_dtypes_by_name_are_those_of_the_call():
+    def on(device, dtype):
+        lengths = torch.zeros(2, dtype=torch.int32, device=device)
+        return hopper_attention.get_scheduler_metadata(2, 3, 64, 4, 2, 16, lengths, qkv_dtype=dtype)
+
+    for dtype in ("fp16", "bf16", "float16", torch.bfloat16):
+        assert on("meta", dtype).shape == on("cpu", dtype).shape
+    with pytest.raises(TypeError, match="^qkv_dtype: a dtype is needed, found 'half a byte'"):
+        on("meta", "half a byte")
