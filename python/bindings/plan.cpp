@@ -71,6 +71,8 @@ char const* calls_text(TileConfig const& tile) {
       return "whole";
     case Calls::kDense:
       return "dense";
+    case Calls::kPaired:
+      return "paired";
   }
   return "";
 }

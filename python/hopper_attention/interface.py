@@ -80,11 +80,12 @@ def flash_attn_func(
     i + Sk - Sq (and the right window is 0 whatever was passed). window_size: (left, right) keys beside that diagonal,
     inclusive; -1 is unlimited, None is (-1, -1). attention_chunk: queries and keys of one chunk of this length see each
     other; 0 is off. softcap: softcap * tanh(scores / softcap) before the mask; 0 is off. s_aux (Hq,) bf16, fp16 or
-    fp32: a logit per head in the denominator. num_splits: how many parts the keys of a tile may be cut into; 0 lets the
-    plan choose, 1 to 256 is an upper bound. sm_margin: SMs left free. batch_invariant: the bits of a sequence's result
-    depend on that sequence alone, not on other sequences, num_splits, max_seqlen_* or whether metadata is given. That
-    costs time (batches of 32 and more up to a fifth, one sequence up to five times; figures are in the README) and
-    workspace: a slot for every 4,096 keys that a sequence of few queries may have.
+    fp32: a logit per head in the denominator. num_splits: how many parts the keys of a tile may be cut into that are
+    merged through the workspace; 0 lets the plan choose, 1 to 256 is an upper bound. sm_margin: SMs left free.
+    batch_invariant: the bits of a sequence's result depend on that sequence alone, not on other sequences, num_splits,
+    max_seqlen_* or whether metadata is given. That costs time (batches of 32 and more up to a fifth, one sequence up to
+    five times; figures are in the README) and workspace: a slot for every 4,096 keys that a sequence of few queries may
+    have.
 
     out (B, Sq, Hq, Dv), dtype of q: written and returned; must not overlap an input. softmax_lse (B, Hq, Sq) float32,
     contiguous: filled if given. workspace: (bytes,) uint8, 16-byte aligned, with any contents, of
@@ -219,14 +220,14 @@ def flash_attn_varlen_func(
     which synchronises, and is refused during graph capture); None is what the shapes allow.
 
     scheduler_metadata: from `get_scheduler_metadata`, so that layers share it; None: made in the workspace by each
-    call. num_splits: as in `flash_attn_func`; with 1 no tile is cut, sequences of few queries included. cp_world_size,
-    cp_rank: this rank holds the keys whose position is cp_rank modulo cp_world_size; k, v and their lengths are local,
-    cp_tot_seqused_k (B,) the lengths on all ranks; out and LSE are of the local keys, for `merge_states`. workspace:
-    (bytes,) uint8, 16-byte aligned, with any contents; how many bytes follows from shapes and bounds, never from
-    lengths, and may be fewer for more queries; one that is too small raises ValueError with the number; allocated if not
-    given. At most 64 MB, but with batch_invariant in proportion to B and max_seqlen_k: 2.1 GiB for 256 sequences of up to
-    256 queries and 128k keys with 32/8 heads of 128, 133 MiB where each has one. The other arguments are those of
-    `flash_attn_func`.
+    call. num_splits: as in `flash_attn_func`; with 1 no tile is cut, sequences of few queries included, but for long
+    tiles of a prompt that two thread blocks share (`plan().explain()` says so). cp_world_size, cp_rank: this rank holds
+    the keys whose position is cp_rank modulo cp_world_size; k, v and their lengths are local, cp_tot_seqused_k (B,) the
+    lengths on all ranks; out and LSE are of the local keys, for `merge_states`. workspace: (bytes,) uint8, 16-byte
+    aligned, with any contents; how many bytes follows from shapes and bounds, never from lengths, and may be fewer for
+    more queries; one that is too small raises ValueError with the number; allocated if not given. At most 64 MB, but
+    with batch_invariant in proportion to B and max_seqlen_k: 2.1 GiB for 256 sequences of up to 256 queries and 128k
+    keys with 32/8 heads of 128, 133 MiB where each has one. The other arguments are those of `flash_attn_func`.
 
     out (Tq, Hq, Dv) and softmax_lse (Hq, Tq) float32, contiguous, are written if given. Returns out; with
     return_attn_probs (out, softmax_lse). A query that sees no key gives 0 and -inf, with s_aux 0 and s_aux.

@@ -85,12 +85,14 @@ void share_out(PlanRequest const& request, Plan& plan) {
   bool const draws = plan.cluster == 1 && draws_tiles(request);
   PrefillChoice prefill;
   if (!clusters && !request.decodes()) { prefill = choose_prefill(request); }
-  bool const alike = !clusters && prefill.parts == 1 && lengths_are_known(request);
+  bool const paired = prefill.use == TileUse::kPaired;
+  bool const alike = !clusters && prefill.parts == 1 && !paired && lengths_are_known(request);
+  bool const in_order = !clusters && needs_no_schedule(request, prefill);
   char const* const reason = alike || prefill.parts > 1 ? nullptr
                              : !clusters                ? reason_for_a_schedule(request)
                              : draws                    ? "whole tiles, drawn in its order, the longest first"
                                                         : nullptr;
-  plan.listed = reason != nullptr;
+  plan.listed = reason != nullptr && !paired && !in_order;
   if (plan.listed) { choose_schedule(request, plan, reason); }
   if (clusters) {
     if (!plan.listed) {
@@ -99,6 +101,14 @@ void share_out(PlanRequest const& request, Plan& plan) {
     plan_clusters(request, plan);
   } else if (plan.listed) {
     plan_listed(request, plan, prefill);
+  } else if (reason != nullptr && in_order) {
+    because(plan, "schedule", "none: one sequence, whose tiles are whole and few");
+    plan_in_order(request, plan, prefill);
+  } else if (reason != nullptr) {
+    because(plan, "schedule", "none: ", request.problem.ragged ? "one sequence" : "sequences that are alike",
+            ", of whose tiles two blocks share two");
+    take_scheduled_packing(request, plan);
+    plan_pairs(request, plan, request.tile_row(prefill.use));
   } else if (prefill.parts > 1) {
     because(plan, "schedule", "none: ", request.problem.ragged ? "one sequence" : "sequences that are alike",
             ", whose tiles are all in as many parts");

@@ -1,6 +1,7 @@
 // Calls whose tiles follow from their index, since all sequences are alike or as long as the rows allow: which tile,
 // how many heads share it, and in which order do the tiles run?
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <limits>
 #include <string>
@@ -116,6 +117,10 @@ Candidate candidate(PlanRequest const& request, TileRow const& row, int packed_h
   double const busy_us =
       ns / static_cast<double>(samples) * static_cast<double>(tiles_of_sequence) * share_of_sm * 1e-3;
   std::int64_t const slots = std::int64_t{max_of(1, request.device.sm_count)} * row.tile.per_sm;
+  if (row.use == TileUse::kPaired) {
+    double const of_call = us_of_pairs(request, row, packed_heads);
+    return {&row, packed_heads, busy_us, of_call * static_cast<double>(slots) / problem.batch};
+  }
   if (tiles > kRoundsToBalance * slots) { return {&row, packed_heads, busy_us, busy_us}; }
   auto const ctas = static_cast<int>(std::min(tiles, slots));
   double const balance = order_of_tiles(request, row, packed_heads, ctas).imbalance;
@@ -136,7 +141,8 @@ std::vector<TileRow const*> candidate_rows(PlanRequest const& request) {
   std::vector<TileRow const*> rows;
   for (TileRow const& row : kTiles) {
     bool const fits = row.tile.head_dim == first.head_dim && row.tile.head_dim_v == first.head_dim_v;
-    bool const of_use = row.use == TileUse::kDense || (row.use == TileUse::kDecode && row.cost != kUnknownCost);
+    bool const of_use = row.use == TileUse::kDense || row.use == TileUse::kPaired ||
+                        (row.use == TileUse::kDecode && row.cost != kUnknownCost);
     if (of_use && fits) { rows.push_back(&row); }
   }
   return rows;
@@ -190,8 +196,10 @@ Candidate choose_tile(PlanRequest const& request, Plan& plan, std::vector<TileRo
     Candidate best_here;
     for (TileRow const* const row : rows) {
       Candidate const found = candidate(request, *row, packed_heads);
+      if (std::isinf(found.us) && rows.size() > 1) { continue; }  // too many pairs
       others += concat(others.empty() ? "" : ", ", row->tile.rows, "x", row->tile.keys,
-                       packed_heads > 1 ? " packed " : " ", microseconds(expected_us(request, found)));
+                       row->use == TileUse::kPaired ? " shared" : "", packed_heads > 1 ? " packed " : " ",
+                       microseconds(expected_us(request, found)));
       if (is_better(found, best_here)) { best_here = found; }
     }
     if (is_better(best_here, best)) { best = best_here; }
@@ -288,7 +296,11 @@ void plan_alike(PlanRequest const& request, Plan& plan, PrefillChoice const& pre
 
 void plan_dense(PlanRequest const& request, Plan& plan) {
   Candidate const chosen = choose_tile(request, plan, candidate_rows(request));
-  run_whole_tiles(request, plan, chosen.row->tile, chosen);
+  if (chosen.row->use == TileUse::kPaired) {
+    plan_pairs(request, plan, *chosen.row);
+  } else {
+    run_whole_tiles(request, plan, chosen.row->tile, chosen);
+  }
 }
 
 }  // namespace hopper_attention

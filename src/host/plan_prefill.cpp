@@ -11,6 +11,11 @@ namespace {
 
 // What it takes to merge equal parts, in a kernel of its own.
 constexpr double kMergeUs = 9;
+// Until the first item of a schedule is known, longer than where tiles follow from their index.
+constexpr double kScheduleUs = 4;
+// Rounds of whole tiles of one sequence that need no schedule. In 2.6 rounds blocks of one tile each took 1.04 of the
+// time of persistent ones, which draw their tiles and load the next one's keys early.
+constexpr std::int64_t kMostRoundsInOrder = 2;
 // With more rounds of whole tiles the last one counts little.
 constexpr std::int64_t kMostSmallRounds = 4;
 
@@ -86,15 +91,33 @@ bool small_tiles_end_sooner(PlanRequest const& request, TileRow const& small, bo
   return us_of_whole_tiles(request, small) <= (asks_for_splits ? std::min(whole, chunks) : whole);
 }
 
+// Whether tiles are known, since there is one sequence, or several that are alike.
+bool tiles_are_known(Problem const& problem) {
+  return (problem.batch == 1 || !problem.ragged) && problem.mask.cp_world <= 1;
+}
+
+// Whether a call ends sooner if two blocks share two tiles than with whole tiles as chosen, or with tiles in chunks,
+// which a schedule shares out.
+bool pairs_end_sooner(PlanRequest const& request, TileRow const& paired, PrefillChoice const& chosen,
+                      bool asks_for_splits) {
+  TileRow const& whole = request.tile_row(chosen.use);
+  int const packed_heads = request.scheduled_packing();
+  if (request.forces_tile()) { return !request.allows(whole.tile); }
+  if (!tiles_are_known(request.problem) || request.problem.seqused_q || request.forced.ctas > 0) { return false; }
+  double const us = us_of_pairs(request, paired, packed_heads);
+  double const chunks =
+      us_of_chunks(request, static_cast<double>(keys_of_full_tile(request, request.tile_row(TileUse::kRagged).tile)));
+  return us < us_of_whole_tiles(request, whole) && (!asks_for_splits || us < chunks + kScheduleUs);
+}
+
 // For a call whose tiles are known and about as long as each other, so that no schedule has to share them out: of one
 // sequence, or of several that are alike.
 PrefillChoice choose_equal_parts(PlanRequest const& request, PrefillChoice const& otherwise) {
   Problem const& problem = request.problem;
   testing::ForcedPlan const& forced = request.forced;
-  bool const known = (problem.batch == 1 || !problem.ragged) && problem.mask.cp_world <= 1;
   bool const is_forced = forced.num_splits >= 2 || forced.ctas > 0 || request.forces_tile();
   bool const decided = problem.ragged || problem.keys == KeyLayout::kPaged || splitting_pays(request);
-  if (!known || is_forced || !decided || problem.batch_invariant) { return otherwise; }
+  if (!tiles_are_known(problem) || is_forced || !decided || problem.batch_invariant) { return otherwise; }
 
   TileRow const& large = request.tile_row(request.many_use());
   TileShape const shape = tile_shape(large.tile, request.scheduled_packing(), false);
@@ -105,7 +128,10 @@ PrefillChoice choose_equal_parts(PlanRequest const& request, PrefillChoice const
     least_us = std::max(
         least_us, us_of_tile(large, static_cast<double>(work.units) * large.tile.keys / (problem.num_splits - 1)));
   }
-  least_us = std::min(least_us, us_of_whole_tiles(request, request.tile_row(otherwise.use)));
+  TileRow const& row_otherwise = request.tile_row(otherwise.use);
+  least_us = std::min(least_us, otherwise.use == TileUse::kPaired
+                                    ? us_of_pairs(request, row_otherwise, request.scheduled_packing())
+                                    : us_of_whole_tiles(request, row_otherwise));
   PrefillChoice best = otherwise;
   for (TileRow const* const row : {&large, special_row(request, TileUse::kSmallParts)}) {
     if (row == nullptr) { continue; }
@@ -179,7 +205,33 @@ PrefillChoice choose_prefill(PlanRequest const& request) {
   TileRow const* const small = special_row(request, TileUse::kSmallGrid);
   // Not `may_split`, which depends on max_seqlen_q.
   if (small != nullptr && small_tiles_end_sooner(request, *small, asks_for_splits)) { choice = {small->use, false}; }
+  TileRow const* const paired = special_row(request, TileUse::kPaired);
+  if (paired != nullptr && pairs_end_sooner(request, *paired, choice, asks_for_splits)) {
+    choice = {paired->use, false};
+  }
   return asks_for_splits ? choose_equal_parts(request, choice) : choice;
+}
+
+bool needs_no_schedule(PlanRequest const& request, PrefillChoice const& choice) {
+  Problem const& problem = request.problem;
+  bool const is_forced = request.forced.num_splits >= 2 || request.forced.ctas > 0 || request.forces_tile();
+  bool const one_sequence = problem.batch == 1 && !problem.seqused_q && !request.decodes();
+  if (!one_sequence || is_forced || problem.batch_invariant || problem.sm_margin > 0) { return false; }
+  bool const whole = !choice.may_split && choice.parts == 1 && choice.use != TileUse::kPaired;
+  return whole &&
+         full_tiles(request, request.tile_row(choice.use).tile) <= kMostRoundsInOrder * request.device.sm_count;
+}
+
+void plan_in_order(PlanRequest const& request, Plan& plan, PrefillChoice const& choice) {
+  take_scheduled_packing(request, plan);
+  KernelPlan& kernel = choose_kernel(request, plan, choice.use, false);
+  kernel.most_tiles = plan.tiles = full_tiles(request, kernel.tile);
+  kernel.ctas = static_cast<int>(plan.tiles);
+  plan.heads_per_pass = request.scheduled_groups();
+  explain_grid(plan, kernel);
+  because(plan, "splits", request.problem.num_splits == 1 ? "1: as asked" : "1: whole tiles use the SMs as well");
+  because(plan, "order", "a block for each tile, the longest first, as SMs are free");
+  choose_workspace(request.problem, plan);
 }
 
 void plan_equal_parts(PlanRequest const& request, Plan& plan, PrefillChoice const& choice) {

@@ -89,9 +89,13 @@ TileRow const& PlanRequest::forced_row(std::initializer_list<TileUse> uses) cons
            agrees(candidate.tile, forced.tile) && holds(candidate.tile) &&
            candidate.tile.head_dim >= problem.head_dim && candidate.tile.head_dim_v >= problem.head_dim_v;
   };
-  auto const found = std::ranges::find_if(kTiles, fits);
-  require(found != kTiles.end(), "tile: no kernel with head dims of at least (", problem.head_dim, ", ",
-          problem.head_dim_v, ") agrees with the forced tile ", forced.tile, " (0: any)",
+  TileRow const* found = nullptr;  // the first of the smallest head dims, as find_tile()
+  for (TileRow const& row : kTiles) {
+    auto const dims = [](TileRow const& of) { return of.tile.head_dim + of.tile.head_dim_v; };
+    if (fits(row) && (found == nullptr || dims(row) < dims(*found))) { found = &row; }
+  }
+  require(found != nullptr, "tile: no kernel with head dims of at least (", problem.head_dim, ", ", problem.head_dim_v,
+          ") agrees with the forced tile ", forced.tile, " (0: any)",
           problem.softcap == 0.0F ? "" : "; softcap has the tiles of varlen calls");
   return *found;
 }

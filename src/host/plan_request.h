@@ -88,6 +88,10 @@ void plan_dense(PlanRequest const& request, Plan& plan);
 double us_of_sequence(PlanRequest const& request, TileRow const& row, int packed_heads);
 void plan_alike(PlanRequest const& request, Plan& plan, PrefillChoice const& prefill);
 
+// plan_pairs.cpp: two thread blocks share two tiles, with the packing of the plan.
+double us_of_pairs(PlanRequest const& request, TileRow const& row, int packed_heads);  // of the call; infinite if many
+void plan_pairs(PlanRequest const& request, Plan& plan, TileRow const& row);
+
 // plan_clusters.cpp: thread blocks that share each tile of few queries; 0: not so. The plan has it in `cluster`, and in
 // `listed` whether tiles are drawn in the order of the schedule.
 int cluster_size(PlanRequest const& request);
@@ -105,6 +109,9 @@ int ctas_of_few_tiles(Problem problem, DeviceInfo const& device);
 
 // plan_prefill.cpp
 PrefillChoice choose_prefill(PlanRequest const& request);
+// Of one sequence: as many blocks as whole tiles take these in order, the longest first, as SMs are free.
+bool needs_no_schedule(PlanRequest const& request, PrefillChoice const& choice);
+void plan_in_order(PlanRequest const& request, Plan& plan, PrefillChoice const& choice);
 void plan_equal_parts(PlanRequest const& request, Plan& plan, PrefillChoice const& choice);
 bool whole_tiles_fill_grid(PlanRequest const& request);
 // How many queries each sequence has is known without reading a length, but for rows of a packed q that belong to none.

@@ -9,6 +9,7 @@
 
 #include "host/cluster_params.h"
 #include "host/kernel_table.h"
+#include "host/paired_tiles.h"
 #include "host/prepared_launches.h"
 #include "host/require.h"
 #include "host/schedule_shape.h"
@@ -73,6 +74,8 @@ AttentionParams attention_params(Plan const& plan, KernelPlan const& kernel, Pro
     p.schedule = schedule_params(plan, kernel, problem);
     p.sharing = problem.heads_q / problem.heads_k / plan.packed_heads;
     p.keys_in_l2 = plan.keys_in_l2;
+  } else if (is_paired(kernel)) {
+    p.pairs = paired_tiles(problem, kernel.tile, plan.packed_heads, kernel.ctas);
   } else {
     p.scheduler = tile_list(plan, kernel, problem);
     p.parts = equal_parts(kernel);
@@ -142,7 +145,7 @@ std::vector<KernelLaunch> kernel_launches(Plan const& plan, Problem const& probl
                     .threads = entry.threads,
                     .shared_bytes = entry.shared_bytes,
                     .start = plan.starts_early && !decodes_again ? Start::kOverlap : Start::kAfter,
-                    .cluster = std::max(1, cluster_of(plan))};
+                    .cluster = is_paired(kernel) ? 2 : std::max(1, cluster_of(plan))};
     launch.box = {kernel.tile, plan.packed_heads, queries_per_box(kernel, problem, launch.params.packing)};
     launch.kernel = i;
     decodes = decodes || kernel.family == KernelFamily::kDecode;

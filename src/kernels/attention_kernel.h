@@ -13,6 +13,7 @@
 #include "kernels/params.h"
 #include "kernels/swapped_epilogue.h"
 #include "kernels/swapped_mainloop.h"
+#include "kernels/tile_exchange.h"
 #include "kernels/tile_sources.h"
 #include "kernels/tile_work.h"
 #include "kernels/tma_loader.h"
@@ -30,7 +31,13 @@ enum class ProducerWarp { kKeysValues = 0, kQueries = 1, kValues = 2, kSchedule 
 // Whether the CTAs of a cluster may share a tile.
 template <class Traits>
 __device__ __forceinline__ bool may_share_tiles(AttentionParams const& params) {
-  return Traits::kDecode && params.cluster.size > 1;
+  return Traits::kPaired || (Traits::kDecode && params.cluster.size > 1);
+}
+
+// Whether the other CTA of the cluster merges this part of a tile: it has the last keys.
+template <class Traits>
+__device__ __forceinline__ bool sends_part(TileWork const& work) {
+  return Traits::kPaired && work.in_cluster && work.range.begin == 0;
 }
 
 template <class Traits>
@@ -56,6 +63,12 @@ __device__ __forceinline__ void setup_barriers(typename Traits::SharedStorage& s
   if constexpr (Traits::kDecode) {
     init_barrier(shared.parts_full, 1);
     init_barrier(shared.parts_empty, max_of(1, cluster));
+  }
+  if constexpr (Traits::kPaired) {
+    for (int w = 0; w < Traits::kConsumerWarpgroups; ++w) {
+      init_barrier(shared.exchange.full[w], 1);
+      init_barrier(shared.exchange.empty[w], 1);
+    }
   }
   cutlass::arch::fence_barrier_init();
 }
@@ -97,7 +110,10 @@ __device__ __forceinline__ void schedule(AttentionParams const& params, typename
       from = work_from(params.cluster, schedule);
     }
   }
-  if (Traits::kDecode && from == WorkFrom::kClusters) {
+  if constexpr (Traits::kPaired) {
+    PairedTileSource source(params, Traits::kConsumerWarpgroups, Traits::kKeys, blockIdx.x);
+    publish<Traits>(params, shared, source, draw);
+  } else if (Traits::kDecode && from == WorkFrom::kClusters) {
     ClusterWorkSource source(params, blockIdx.x);
     start_role<Traits>(params);
     publish<Traits>(params, shared, source, draw);
@@ -225,6 +241,7 @@ __device__ __forceinline__ void consume(AttentionParams const& params, typename 
   CollectiveMainloop<Traits> const mainloop{params, shared, warpgroup, thread, turns};
   CollectiveEpilogue<Traits> const epilogue{params, shared, warpgroup, thread};
   ClusterMerge<Traits> merge(params, shared, thread);
+  TileExchange<Traits> exchange(params, shared, warpgroup, thread);
   constexpr bool kItemInRegisters = Traits::kHeadDimV <= 192;  // wider heads have none left
   constexpr bool kTwoBuffers = Traits::kQueryBuffers == 2;
   constexpr bool kOutputInRing = Traits::kOutputSlots > 0;
@@ -324,7 +341,12 @@ __device__ __forceinline__ void consume(AttentionParams const& params, typename 
       if constexpr (Traits::kDecode) {
         merge(finished, [&](int row_count) { epilogue.send(merge, softmax, tOrO, row_count); });
       }
+    } else if (sends_part<Traits>(finished)) {
+      if constexpr (Traits::kPaired) { exchange.send(softmax, tOrO); }
     } else {
+      if constexpr (Traits::kPaired) {
+        if (finished.in_cluster) { exchange.take(softmax, tOrO); }
+      }
       epilogue.store(finished, slab, softmax, tOrO);
     }
     release_work<Traits>(shared, item);
@@ -338,6 +360,7 @@ __device__ __forceinline__ void consume(AttentionParams const& params, typename 
   if constexpr (Traits::kDecode) {
     if (may_share_tiles<Traits>(params)) { merge.finish(); }
   }
+  if constexpr (Traits::kPaired) { exchange.finish(blockIdx.x % 2 == 0); }
 }
 
 __device__ __forceinline__ void prefetch_maps(AttentionParams const& params) {

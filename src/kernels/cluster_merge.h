@@ -6,6 +6,7 @@
 
 #include "kernels/cute.h"
 
+#include "kernels/cluster_memory.h"
 #include "kernels/output_rows.h"
 #include "kernels/params.h"
 #include "kernels/ring.h"
@@ -16,44 +17,6 @@
 #include "kernels/turns.h"
 
 namespace hopper_attention {
-
-// Where `pointer` of this CTA's shared memory lies in that of CTA `rank` of the cluster.
-__device__ __forceinline__ uint32_t address_in_cluster(void const* pointer, int rank) {
-  uint32_t address;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(cute::cast_smem_ptr_to_uint(pointer)), "r"(rank));
-  return address;
-}
-
-// Stores whose bytes `barrier`, in the same CTA as `address`, counts.
-__device__ __forceinline__ void store_async(uint32_t address, uint32_t barrier, float a) {
-  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(address), "f"(a),
-               "r"(barrier)
-               : "memory");
-}
-__device__ __forceinline__ void store_async(uint32_t address, uint32_t barrier, float a, float b) {
-  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(address),
-               "f"(a), "f"(b), "r"(barrier)
-               : "memory");
-}
-
-// wait_barrier() for what other CTAs of the cluster have written or read.
-__device__ __forceinline__ void wait_barrier_of_cluster(uint64_t& barrier, uint32_t phase) {
-  uint32_t done = 0;
-  while (done == 0) {
-    asm volatile(
-        "{\n.reg .pred p;\n"
-        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
-        "selp.u32 %0, 1, 0, p;\n}"
-        : "=r"(done)
-        : "r"(cute::cast_smem_ptr_to_uint(&barrier)), "r"(phase)
-        : "memory");
-  }
-}
-
-__device__ __forceinline__ void arrive_in_cluster(uint64_t& barrier, int rank) {
-  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(address_in_cluster(&barrier, rank))
-               : "memory");
-}
 
 // What the one consumer warpgroup of a tile of few queries does after its part, where CTAs of a cluster share the tile.
 template <class Traits>
@@ -124,9 +87,7 @@ class ClusterMerge {
     }
   }
 
-  __device__ __forceinline__ uint32_t offset_of(void const* member) const {
-    return cute::cast_smem_ptr_to_uint(member) - cute::cast_smem_ptr_to_uint(&shared_);
-  }
+  __device__ __forceinline__ uint32_t offset_of(void const* member) const { return offset_in_shared(&shared_, member); }
 
   __device__ __forceinline__ float* end_of(int row, int part) const {
     return shared_.parts_ends + (row * max_of(kEndsAtOnce, parts()) + part) * kEndFloats;

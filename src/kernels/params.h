@@ -9,6 +9,7 @@
 #include "hopper_attention/types.h"
 #include "kernels/fast_divmod.h"
 #include "kernels/interval_mask.h"
+#include "kernels/paired_tiles.h"
 #include "kernels/schedule.h"
 #include "kernels/sequences.h"
 #include "kernels/tile_geometry.h"
@@ -144,6 +145,7 @@ struct AttentionParams {
   int most_queries = std::numeric_limits<int>::max();
   ClusterParams cluster;
   bool wait_at_start = false;  // for the kernel before, whose results are read
+  PairedTiles pairs;
 
   HA_HOST_DEVICE constexpr bool takes(Sequence const& sequence) const {
     return least_queries <= sequence.len.q && sequence.len.q <= most_queries;

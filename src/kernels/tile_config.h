@@ -16,7 +16,8 @@ namespace hopper_attention {
 // since schedules count them together. Tiles of kRagged that are never cut, of keys without pages, have kernels of
 // their own, kWhole, and kShort where sequences are short in the mean. So have tiles of fewer rows, for calls in which
 // those of kRagged would leave SMs idle: kSmallGrid, which are never cut, and kSmallParts, of which all are in as many
-// parts. Schedules count the tiles of kRagged all the same.
+// parts. Schedules count the tiles of kRagged all the same. kPaired is for so few tiles that each has an SM, of which
+// some are long and some short: two thread blocks share a long one and a short one.
 // Softcap for many queries, in dense calls too, has kernels of its own with the tiles of kRagged.
 enum class TileUse : std::uint8_t {
   kDense,
@@ -25,6 +26,7 @@ enum class TileUse : std::uint8_t {
   kShort,
   kSmallGrid,
   kSmallParts,
+  kPaired,
   kCapped,
   kDecode,
   kFewRows
@@ -42,6 +44,8 @@ constexpr Calls calls_of(TileUse use) {
     case TileUse::kWhole:
     case TileUse::kShort:
       return Calls::kWhole;
+    case TileUse::kPaired:
+      return Calls::kPaired;
     case TileUse::kCapped:
       return Calls::kCapped;
     default:
@@ -140,6 +144,14 @@ inline constexpr std::array kTiles{
             {1557, 2536}},
     TileRow{TileUse::kSmallParts, {128, 128, 64, 64, 8}, "as where tiles are whole", {1330, 1100}},
     TileRow{TileUse::kSmallParts, {128, 128, 128, 128, 5}, "as where tiles are whole", {1557, 2536}},
+    TileRow{TileUse::kPaired,
+            {128, 128, 64, 64, 6},
+            "as where tiles are whole, and two blocks share a long tile and a short one",
+            {1330, 1100}},
+    TileRow{TileUse::kPaired,
+            {128, 128, 128, 128, 4},
+            "as where tiles are whole, and two blocks share a long tile and a short one",
+            {1557, 2536}},
     TileRow{TileUse::kCapped, {192, 128, 64, 64, 8}, "as without softcap", {1479, 2140}},
     TileRow{TileUse::kCapped, {128, 128, 96, 96, 6}, "as without softcap", {1228, 2589}},
     TileRow{TileUse::kCapped, {192, 80, 128, 128, 6}, "as without softcap", {1440, 3600}},

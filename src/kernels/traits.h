@@ -34,7 +34,8 @@ struct AttentionTraits {
   static constexpr int kThreads = (kConsumerWarpgroups + 1) * cutlass::NumThreadsPerWarpGroup;
   static constexpr bool kListed = kTile.calls != Calls::kDense;  // lengths on the device
   static constexpr bool kPages = kListed && kTile.calls != Calls::kWhole;
-  static constexpr bool kParts = kPages && kTile.calls != Calls::kUncut;  // of tiles
+  static constexpr bool kPaired = kTile.calls == Calls::kPaired;
+  static constexpr bool kParts = kPages && !kPaired && kTile.calls != Calls::kUncut;  // of tiles
 
   // Registers of a thread after setmaxnreg; together at most what the CTA was launched with: 168 a thread for three
   // warpgroups, 128 for four or for two CTAs of two, 96 for five. The scheduler warp needs the producers'.
@@ -158,11 +159,23 @@ struct AttentionTraits {
   static constexpr int kPartsEnds = kDecode ? kEndFloats * kMostCluster * kMergeRows : 1;
   static constexpr int kBarrierBytes =  // and work items
       kPartsEnds * 4 + (kSwapped ? 768 + 256 + 4 * kElementsP : 1024);
+  // Where another CTA of the cluster leaves its part of a tile: O as its threads hold it, in float32, and maxima and
+  // sums of the rows.
+  static constexpr int kOutputVectors = kSlabElementsO / (4 * cutlass::NumThreadsPerWarpGroup);  // of a thread
+  struct ExchangeStorage {
+    float4 output[kConsumerWarpgroups][kOutputVectors][cutlass::NumThreadsPerWarpGroup];
+    float2 ends[kConsumerWarpgroups][kSlabRows];
+    uint64_t full[kConsumerWarpgroups];
+    uint64_t empty[kConsumerWarpgroups];  // of the other CTA: it has read what this one left there
+  };
+  struct NoExchange {};
+  static constexpr int kExchangeBytes = kPaired ? int(sizeof(ExchangeStorage)) : 0;
+
   // Where there is room for a second Q, the next tile's is loaded early, and O takes the place of its tile's Q.
   // Elsewhere O takes slots of the ring, which the producers leave free in front of the next tile's keys. Tiles of a
   // cluster merge O in a buffer of its own.
   static constexpr bool kRoomForTwo = kConsumerWarpgroups * (kBytesQ + kSlabElementsO * int(sizeof(Element))) +
-                                          kRingElements * int(sizeof(Element)) + kBarrierBytes <=
+                                          kRingElements * int(sizeof(Element)) + kExchangeBytes + kBarrierBytes <=
                                       kSharedLimit;
   static constexpr int kQueryBuffers = kRoomForTwo && !kDecode ? 2 : 1;
   static constexpr int kSlabsOfSlot = max_of(1, kSlotElements / kSlabElementsO);
@@ -199,9 +212,10 @@ struct AttentionTraits {
     alignas(16) float parts_ends[kPartsEnds];
     TileWork work[kWorkSlots];
     SlabRange slabs[kSkips ? kWorkSlots : 1][kConsumerWarpgroups];
-    alignas(8) char source[kListed ? sizeof(typename Source::State) : 8];  // what the scheduler warp remembers
+    alignas(8) char source[kListed && !kPaired ? sizeof(typename Source::State) : 8];  // the scheduler warp remembers
     uint64_t work_full[kWorkSlots];
     uint64_t work_empty[kWorkSlots];  // every warp is done with it
+    [[no_unique_address]] conditional_t<kPaired, ExchangeStorage, NoExchange> exchange;
 
     __device__ __forceinline__ Element* slot(int index) { return ring + ring_offset(index); }
   };

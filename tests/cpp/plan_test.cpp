@@ -148,16 +148,14 @@ TEST_CASE("plan: a grid that waits for its longest tile takes one of 64 rows, if
   auto const rows = [](int batch, int length, int heads_q, int heads_k, int head_dim) {
     return plan(problem(batch, length, length, heads_q, heads_k, head_dim, true), card(132)).tile.rows;
   };
-  CHECK(rows(1, 2048, 4, 1, 128) == 64);  // 64 tiles of 128 rows, half of the SMs
-  CHECK(rows(1, 1024, 8, 1, 128) == 64);
-  CHECK(rows(1, 1024, 8, 1, 64) == 64);
+  CHECK(rows(1, 1024, 8, 1, 128) == 64);  // 64 tiles of 128 rows, half of the SMs
   CHECK(rows(1, 1024, 8, 8, 256) == 64);
   CHECK(rows(1, 2048, 8, 1, 128) == 128);  // two of them one after the other take as long
   CHECK(rows(1, 4096, 8, 1, 128) == 128);
   CHECK(rows(1, 1024, 16, 16, 256) == 128);
   CHECK(rows(1, 1024, 4, 4, 96) > 64);
   CHECK(rows(1, 1024, 4, 4, 192) > 64);
-  CHECK(explains(plan(problem(1, 2048, 2048, 4, 1, 128, true), card(132)), "few tiles"));
+  CHECK(explains(plan(problem(1, 1024, 1024, 8, 1, 128, true), card(132)), "few tiles"));
 }
 
 TEST_CASE("plan: a dense call takes a tile of the table for the head dims that hold its own") {
@@ -1054,6 +1052,88 @@ TEST_CASE("plan: the tiles of one sequence behind many keys are in equal parts, 
   p.total_q = p.seqlen_q = 128;
   p.batch = 2;  // which may differ in length
   CHECK(parts_of(p) == 1);
+}
+
+TEST_CASE("plan: two blocks share a long tile and a short one where each tile has an SM") {
+  auto const dense = [](int length, int heads, int head_dim, bool causal) {
+    return plan(problem(1, length, length, heads, 1, head_dim, causal), card(132));
+  };
+  auto const shares = [](Plan const& made) { return is_paired(made.kernels.front()); };
+  for (int const head_dim : {64, 128}) {
+    CHECK(shares(dense(2048, 8, head_dim, true)));
+    CHECK_FALSE(shares(dense(2048, 8, head_dim, false)));  // all tiles are as long as each other
+    CHECK_FALSE(shares(dense(4096, 8, head_dim, true)));   // two rounds, whose long and short tiles balance
+    CHECK_FALSE(shares(dense(512, 8, head_dim, true)));    // too short to be worth an exchange
+  }
+  CHECK_FALSE(shares(dense(2048, 8, 256, true)));  // no kernel
+  Plan const made = dense(2048, 8, 128, true);
+  CHECK(made.tiles == 128);
+  CHECK(made.ctas == 128);
+  CHECK(made.workspace_bytes == 0);
+  CHECK(explains(made, "in clusters of two"));
+
+  Problem p = ragged(2048, 2048, 128, 1);
+  p.heads_q = 8;
+  p.heads_k = 1;
+  p.packed_q = true;
+  p.total_q = 2048;
+  p.keys = KeyLayout::kPaged;
+  p.mask.right = 0;
+  for (int const splits : {0, 1, 3}) {
+    p.num_splits = splits;
+    Plan const paged = plan(p, card(132));
+    CHECK(shares(paged));
+    CHECK_FALSE((paged.listed || paged.makes_schedule));
+    CHECK(paged.packed_heads == 8);
+  }
+  for (int const margin : {1, 60, 131}) {  // clusters take several pairs, which are the same ones
+    p.sm_margin = margin;
+    CHECK(shares(plan(p, card(132))));
+    CHECK(plan(p, card(132)).ctas == std::clamp((132 - margin) / 2 * 2, 2, 128));
+  }
+  p.sm_margin = 0;
+  auto const takes_schedule = [&](auto const& change) {
+    Problem other = p;
+    change(other);
+    Plan const changed = plan(other, card(132));
+    return changed.listed && !shares(changed);
+  };
+  CHECK(takes_schedule([](Problem& q) { q.batch = 2; }));  // which may differ in length
+  CHECK(takes_schedule([](Problem& q) { q.batch_invariant = true; }));
+  CHECK(takes_schedule([](Problem& q) { q.seqused_q = true; }));  // of whose rows some may not count
+  CHECK_FALSE(shares(plan(
+      [&] {
+        Problem q = p;
+        q.softcap = 30.0F;
+        return q;
+      }(),
+      card(132))));
+}
+
+TEST_CASE("plan: whole tiles of one sequence need no schedule in up to two rounds of the grid") {
+  Problem p = ragged(1024, 1024, 128, 1);
+  p.packed_q = true;
+  p.total_q = 1024;
+  p.keys = KeyLayout::kPaged;
+  p.mask.right = 0;
+  for (int const splits : {0, 1}) {
+    p.num_splits = splits;
+    Plan const made = plan(p, card(132));  // 32/8 heads
+    CHECK_FALSE((made.listed || made.makes_schedule));
+    CHECK(made.tiles == 256);
+    CHECK(made.ctas == 256);  // a block for each
+    CHECK(made.workspace_bytes == 0);
+  }
+  auto const takes_schedule = [&](auto const& change) {
+    Problem other = p;
+    change(other);
+    return plan(other, card(132)).listed;
+  };
+  CHECK(takes_schedule([](Problem& q) { q.total_q = q.seqlen_q = q.seqlen_k = 4096; }));  // more rounds
+  CHECK(takes_schedule([](Problem& q) { q.batch = 2; }));
+  CHECK(takes_schedule([](Problem& q) { q.batch_invariant = true; }));
+  CHECK(takes_schedule([](Problem& q) { q.seqused_q = true; }));
+  CHECK(takes_schedule([](Problem& q) { q.sm_margin = 10; }));  // a block for each tile leaves no SM free
 }
 
 TEST_CASE("plan: more units than can be counted are not cut") {

@@ -18,6 +18,7 @@
 
 #include "hopper_attention/testing.h"
 #include "host/cluster_params.h"
+#include "host/paired_tiles.h"
 #include "host/plan_request.h"
 #include "host/schedule_shape.h"
 #include "host/tile_list.h"
@@ -90,7 +91,9 @@ AttentionParams params_of(Call& call, KernelPlan const& kernel) {
   p.most_queries = kernel.most_queries;
   p.cluster = cluster_params(call.plan, kernel, call.problem.heads_q);
   set_metadata(p.cluster, call.plan, call.metadata.data());
-  if (!call.plan.listed && call.plan.cluster == 0) {
+  if (is_paired(kernel)) {
+    p.pairs = paired_tiles(call.problem, kernel.tile, call.plan.packed_heads, kernel.ctas);
+  } else if (!call.plan.listed && call.plan.cluster == 0) {
     p.scheduler = tile_list(call.plan, kernel, call.problem);
     p.parts = equal_parts(kernel);
   }
@@ -401,6 +404,59 @@ std::vector<Done> run_tile_list(AttentionParams const& params, KernelPlan const&
   return done;
 }
 
+// Of a grid of clusters that share two tiles. `fault`: of what the two CTAs must agree on, and have as much of.
+std::vector<Done> run_pairs(AttentionParams const& params, KernelPlan const& kernel, std::string& fault) {
+  std::vector<Done> done;
+  std::vector<Done> sent;  // by the first CTA of the cluster
+  for (int cta = 0; cta < kernel.ctas; ++cta) {
+    bool const first = cta % 2 == 0;
+    if (first) { sent.clear(); }
+    std::size_t taken = 0;
+    PairedTileSource source(params, slabs_of(kernel.tile), kernel.tile.keys, cta);
+    for (int calls = 0;; ++calls) {
+      WorkItem item = kStaleItem;
+      Sequence sequence{};
+      source.next(item, sequence, 0);
+      if (item.place < 0) { break; }
+      if (calls > 100'000) { fault = "no end"; }
+      if (!fault.empty()) { return done; }
+      TileWork const work = tile_work(params, slabs_of(kernel.tile), kernel.tile.keys, item, sequence);
+      if (work.queries.last < work.queries.first) { continue; }
+      done.push_back({item, work, cta, -1});
+      if (item.slot != -1) { fault = "a slot of the workspace"; }
+      if (!work.in_cluster) { continue; }
+      if (work.range.empty()) { fault = "a part without keys"; }
+      if (first != (work.range.begin == 0)) { fault = "the other CTA's part"; }
+      if (first) {
+        sent.push_back(done.back());
+      } else if (taken == sent.size()) {
+        fault = "a part that nobody sends";
+      } else {
+        Done const& other = sent[taken++];
+        bool const same = other.item.place == item.place && other.item.head == item.head && other.item.m == item.m;
+        if (!same || other.work.range.end != work.range.begin) { fault = "parts that do not fit together"; }
+      }
+    }
+    if (!first && taken != sent.size()) { fault = "a part that nobody takes"; }
+  }
+  return done;
+}
+
+// Of clusters that have one pair each: whether one of two CTAs that share a tile has more to do than the other.
+bool are_equal(AttentionParams const& params, std::vector<Done> const& done) {
+  std::vector<int> blocks(2 * static_cast<std::size_t>(params.pairs.clusters));
+  std::set<int> sharing;  // clusters
+  for (Done const& d : done) {
+    blocks[static_cast<std::size_t>(d.cta)] +=
+        d.work.range.blocks() + (d.work.in_cluster ? 0 : params.pairs.blocks_of_ends);
+    if (d.work.in_cluster) { sharing.insert(d.cta / 2); }
+  }
+  return std::ranges::all_of(sharing, [&](int c) {
+    auto const first = 2 * static_cast<std::size_t>(c);
+    return std::abs(blocks[first] - blocks[first + 1]) <= 1;
+  });
+}
+
 // The parts of a tile, if it has any, are merged by a cluster.
 bool takes_whole_tiles(WorkFrom from) { return from == WorkFrom::kClusters || from == WorkFrom::kDrawnTiles; }
 
@@ -455,7 +511,7 @@ std::string coverage_fault(Call const& call, KernelPlan const& kernel, Attention
             return "a part outside" + where;
           }
           for (int n = part.begin; n < part.end; ++n) { ++visits[static_cast<std::size_t>(n)]; }
-          if (by_cluster) { continue; }
+          if (by_cluster || is_paired(kernel)) { continue; }
           if (part.slot < 0 && found->second.size() > 1) { return "a whole tile and more" + where; }
           if (part.slot >= 0 && found->second.size() == 1) { return "a single part" + where; }
         }
@@ -585,6 +641,7 @@ struct Seen {
   int two_decode_kernels = 0;
   int by_index = 0;
   int in_equal_parts = 0, whole_instead = 0;
+  int in_pairs = 0, whole_of_pairs = 0;
   int clusters_by_schedule = 0, drawn_by_schedule = 0, units_by_schedule = 0;
 };
 
@@ -692,6 +749,21 @@ std::string share_of_decode_fault(Call& call) {
   return "";
 }
 
+std::string pairs_fault(Call& call, KernelPlan const& kernel, Seen& seen) {
+  AttentionParams const params = params_of(call, kernel);
+  std::string fault;
+  std::vector<Done> const done = run_pairs(params, kernel, fault);
+  if (!fault.empty()) { return fault; }
+  auto const tiles = parts_of_tiles(params, done);
+  for (auto const& [name, parts] : tiles) { ++(parts.size() > 1 ? seen.in_pairs : seen.whole_of_pairs); }
+  bool const one_pair = params.pairs.clusters == params.pairs.pairs;
+  bool const all_exist = sequence_at(call.sequences, 0).len.q == query_rows_of_sequence(call.problem);
+  if (one_pair && all_exist && !are_equal(params, done)) {
+    return "one of two blocks that share a tile has more to do";
+  }
+  return coverage_fault(call, kernel, params, tiles);
+}
+
 std::string call_fault(Call& call, Random& random, Seen& seen) {
   if (call.plan.cluster > 0) {
     ++seen.clusters;
@@ -699,6 +771,7 @@ std::string call_fault(Call& call, Random& random, Seen& seen) {
   }
   if (!call.plan.listed) {
     KernelPlan const& kernel = call.plan.kernels.front();
+    if (is_paired(kernel)) { return pairs_fault(call, kernel, seen); }
     if (!call.problem.ragged && kernel.equal_parts == 1) { return ""; }
     AttentionParams const params = params_of(call, kernel);
     std::vector<Done> const done = run_tile_list(params, kernel);
@@ -816,8 +889,10 @@ TEST_CASE("schedule: whole tiles of a causal prompt end with the shortest, and l
   for (int const heads_k : {1, 2, 4, 8}) {
     for (int const keys_in_l2 : {0, 20'000, 1'000'000}) {  // passes of one K/V head, of some, one pass
       Request request;
-      request.heads_q = request.heads_k = heads_k;
-      request.lengths.assign(1, SeqlenQK{5000, 5000});
+      request.heads_k = heads_k;
+      request.lengths = {SeqlenQK{5000, 5000}};
+      request.options.sm_margin = 1;  // or it would need no schedule
+      request.heads_q = 4 * heads_k;
       request.options.num_splits = 1;
       request.options.causal = true;
       Call call;
@@ -927,6 +1002,38 @@ TEST_CASE("schedule: tiles in equal parts are computed once and merged, and stay
   }
   CHECK(seen.in_equal_parts > 1000);
   CHECK(seen.whole_instead > 50);
+}
+
+TEST_CASE("schedule: tiles of one sequence, and of alike ones, are computed once where two blocks share two") {
+  Random random(13);
+  Seen seen;
+  for (int i = 0; i < 1500; ++i) {
+    Request r;
+    r.heads_k = one_of<int>(random, {1, 2, 8});
+    r.heads_q = r.heads_k * one_of<int>(random, {1, 3, 4, 8});
+    r.head_dim = one_of<int>(random, {64, 128});
+    r.sm_count = one_of<int>(random, {114, 132});
+    r.options.num_splits = one_of<int>(random, {0, 1});
+    r.options.causal = pick(random, 0, 4) > 0;
+    if (pick(random, 0, 5) == 0) { r.options.window_left = pick(random, 0, 2000); }
+    r.options.sm_margin = pick(random, 0, 5) == 0 ? 40 : 0;  // clusters then take several pairs
+    r.packed_q = pick(random, 0, 2) > 0;
+    r.page_unit = one_of<int>(random, {1, 16, 64});
+    r.leftpad = pick(random, 0, 3) == 0 ? 70 : 0;
+    r.slack = pick(random, 0, 2) == 0 ? pick(random, 0, 300) : 0;
+    int const q = pick(random, 1, 16'000 / r.heads_q);
+    r.lengths = {SeqlenQK{q, std::max(0, q + pick(random, 0, 2) * pick(random, -300, 2000))}};
+    r.alike = pick(random, 0, 4) == 0 && r.lengths[0].k > 0;
+    if (r.alike) { r.lengths.resize(static_cast<std::size_t>(pick(random, 1, 3)), r.lengths[0]); }
+    CAPTURE(i);
+    CAPTURE(text_of(r));
+    Call call;
+    make_call(r, call);
+    if (call.plan.kernels.empty() || !is_paired(call.plan.kernels.front())) { continue; }
+    REQUIRE(call_fault(call, random, seen) == "");
+  }
+  CHECK(seen.in_pairs > 5000);
+  CHECK(seen.whole_of_pairs > 5000);
 }
 
 TEST_CASE("schedule: where the bound is what a page table has room for, lengths decide between clusters and units") {

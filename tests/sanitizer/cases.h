@@ -48,6 +48,7 @@ struct Case {
   bool lse = true;
   int cp_world = 1;
   int num_splits = 1;
+  int sm_margin = 0;
   bool clusters = true;  // thread blocks may share a tile of few queries and merge it among themselves
   bool metadata = false;
   bool batch_invariant = false;

@@ -407,6 +407,7 @@ class Call {
     args_.attention_chunk = c.chunk;
     args_.softcap = c.softcap;
     args_.num_splits = c.num_splits;
+    args_.sm_margin = c.sm_margin;
     args_.batch_invariant = c.batch_invariant;
     if (!c.metadata) { return; }
     schedule_.emplace();

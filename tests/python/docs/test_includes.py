@@ -25,7 +25,7 @@ EPILOGUES = ["epilogue.h", "swapped_epilogue.h"]
 POLICIES = ["interval_mask.h", "tile_scheduler.h", *LOADERS, *EPILOGUES]
 MAINLOOPS = ["mainloop.h", "swapped_mainloop.h"]
 ABOVE_POLICIES = [*MAINLOOPS, "attention_kernel.h", "attention_entries.h"]
-ENDS_OF_TILES = ["output_rows.h", "cluster_merge.h"]
+ENDS_OF_TILES = ["output_rows.h", "cluster_merge.h", "tile_exchange.h"]
 WORK = ["schedule.h", "work_source.h", "parted_tile.h"]
 DATA = ["params.h", "tile_work.h", "page_ids.h"]
 
