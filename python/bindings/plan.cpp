@@ -125,7 +125,7 @@ Plan make_plan(DeviceInfo const& device, std::string const& dtype, std::int64_t 
   if (ragged) { options.seqused_k = given; }
   if (has_metadata) { options.scheduler_metadata = given; }
   Problem problem = make_problem(shape, options);
-  if (total_q) { problem.total_q = static_cast<int>(std::min<std::int64_t>(*total_q, problem.total_q)); }
+  if (total_q) { problem.total_q = static_cast<int>(std::clamp<std::int64_t>(*total_q, 0, kMaxRows)); }
   if (total_k && total_q && page_size == 0) {
     problem.total_k = static_cast<int>(std::clamp<std::int64_t>(*total_k, 0, kMaxRows));
     problem.keys_known = !ragged && *total_k >= batch * seqlen_k;
@@ -148,9 +148,11 @@ void bind_tile(nb::module_& module) {
       .def_ro("head_dim", &TileConfig::head_dim)
       .def_ro("head_dim_v", &TileConfig::head_dim_v)
       .def_ro("stages", &TileConfig::stages)
-      .def_prop_ro("calls", &calls_text,
-                   "What its kernel has the code for: 'all' calls, all with softcap ('capped'), all without it\n"
-                   "('uncapped'), or 'dense' ones without it.")
+      .def_prop_ro(
+          "calls", &calls_text,
+          "What its kernel has the code for: 'all' calls, all with softcap ('capped'), all without it\n"
+          "('uncapped'); of these those whose tiles are never cut ('uncut'), without pages ('whole'), 'dense'\n"
+          "ones, or those of which two thread blocks share tiles ('paired').")
       .def(nb::self == nb::self, nb::sig("def __eq__(self, other: object, /) -> bool"))
       .def("__hash__", [](TileConfig const& tile) { return nb::hash(nb::str(tile_text(tile).c_str())); })
       .def("__repr__", &tile_text);

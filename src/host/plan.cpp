@@ -1,5 +1,5 @@
 // Problem + device facts -> Plan. Pure: no pointers, no CUDA calls. Decides how the tiles of a call are shared out;
-// plan_dense.cpp, plan_clusters.cpp, plan_prefill.cpp and plan_listed.cpp plan the rest.
+// plan_dense.cpp, plan_clusters.cpp, plan_prefill.cpp, plan_pairs.cpp and plan_listed.cpp plan the rest.
 #include <algorithm>
 #include <cstdint>
 #include <string>
@@ -104,8 +104,8 @@ void share_out(PlanRequest const& request, Plan& plan) {
   } else if (reason != nullptr && in_order) {
     because(plan, "schedule", "none: one sequence, whose tiles are whole and few");
     plan_in_order(request, plan, prefill);
-  } else if (reason != nullptr) {
-    because(plan, "schedule", "none: ", request.problem.ragged ? "one sequence" : "sequences that are alike",
+  } else if (paired && reason != nullptr) {
+    because(plan, "schedule", "none: ", request.problem.batch == 1 ? "one sequence" : "sequences that are alike",
             ", of whose tiles two blocks share two");
     take_scheduled_packing(request, plan);
     plan_pairs(request, plan, request.tile_row(prefill.use));

@@ -32,6 +32,7 @@ struct Candidate {
 };
 
 std::string microseconds(double us) {
+  if (std::isinf(us)) { return "-"; }  // of a forced tile that is not for such calls
   auto const tenths = static_cast<std::int64_t>(us * 10 + 0.5);
   return us < 100 ? concat(tenths / 10, ".", tenths % 10) : concat(tenths / 10);
 }

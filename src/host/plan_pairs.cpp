@@ -44,7 +44,7 @@ double us_of_pairs(PlanRequest const& request, TileRow const& row, int packed_he
     int const more = std::max(blocks, of_mirror);
     int const fewer = two ? std::min(blocks, of_mirror) : 0;
     int const shared = blocks_to_share(more, fewer, two ? pairs.blocks_of_ends : 0);
-    auto const us = [&](int count, int tiles) { return (count * row.cost.block + tiles * row.cost.tile) * 1e-3; };
+    auto const us = [&](double count, int tiles) { return (count * row.cost.block + tiles * row.cost.tile) * 1e-3; };
     double const first = us(fewer + shared, (two ? 1 : 0) + (shared > 0 ? 1 : 0));
     double const second = us(more - shared, 1);
     longest = std::max(longest, std::max(first, second) + (shared > 0 ? kExchangeUs : 0));

@@ -1,5 +1,5 @@
-// Calls of many queries whose tiles are not those of dense calls: which tile, and are tiles whole, cut where the
-// schedule says, or all in as many parts?
+// Calls of many queries whose tiles are not those of dense calls: which tile, and are tiles whole, with a schedule or
+// without, shared by two blocks, cut where the schedule says, or all in as many parts?
 #include <algorithm>
 #include <cstdint>
 
@@ -103,7 +103,7 @@ bool pairs_end_sooner(PlanRequest const& request, TileRow const& paired, Prefill
   TileRow const& whole = request.tile_row(chosen.use);
   int const packed_heads = request.scheduled_packing();
   if (request.forces_tile()) { return !request.allows(whole.tile); }
-  if (!tiles_are_known(request.problem) || request.problem.seqused_q || request.forced.ctas > 0) { return false; }
+  if (!tiles_are_known(request.problem) || request.problem.seqused_q) { return false; }
   double const us = us_of_pairs(request, paired, packed_heads);
   double const chunks =
       us_of_chunks(request, static_cast<double>(keys_of_full_tile(request, request.tile_row(TileUse::kRagged).tile)));
@@ -225,7 +225,7 @@ bool needs_no_schedule(PlanRequest const& request, PrefillChoice const& choice) 
 void plan_in_order(PlanRequest const& request, Plan& plan, PrefillChoice const& choice) {
   take_scheduled_packing(request, plan);
   KernelPlan& kernel = choose_kernel(request, plan, choice.use, false);
-  kernel.most_tiles = plan.tiles = full_tiles(request, kernel.tile);
+  kernel.most_tiles = plan.tiles = std::max<std::int64_t>(1, full_tiles(request, kernel.tile));
   kernel.ctas = static_cast<int>(plan.tiles);
   plan.heads_per_pass = request.scheduled_groups();
   explain_grid(plan, kernel);
@@ -237,7 +237,7 @@ void plan_in_order(PlanRequest const& request, Plan& plan, PrefillChoice const& 
 void plan_equal_parts(PlanRequest const& request, Plan& plan, PrefillChoice const& choice) {
   take_scheduled_packing(request, plan);
   KernelPlan& kernel = choose_kernel(request, plan, choice.use, true);
-  kernel.most_tiles = plan.tiles = full_tiles(request, kernel.tile);
+  kernel.most_tiles = plan.tiles = std::max<std::int64_t>(1, full_tiles(request, kernel.tile));
   kernel.equal_parts = choice.parts;
   kernel.ctas = static_cast<int>(kernel.most_tiles * choice.parts);
   kernel.partial_slots = kernel.ctas;

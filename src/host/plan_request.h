@@ -109,7 +109,7 @@ int ctas_of_few_tiles(Problem problem, DeviceInfo const& device);
 
 // plan_prefill.cpp
 PrefillChoice choose_prefill(PlanRequest const& request);
-// Of one sequence: as many blocks as whole tiles take these in order, the longest first, as SMs are free.
+// Of one sequence whose tiles are whole and few: a block for each, in order as SMs are free (plan_in_order).
 bool needs_no_schedule(PlanRequest const& request, PrefillChoice const& choice);
 void plan_in_order(PlanRequest const& request, Plan& plan, PrefillChoice const& choice);
 void plan_equal_parts(PlanRequest const& request, Plan& plan, PrefillChoice const& choice);

@@ -132,6 +132,7 @@ struct AttentionParams {
   EpilogueParams epilogue;
   SchedulerParams scheduler;  // of calls whose tiles follow from their index
   EqualParts parts;           // of these tiles
+  PairedTiles pairs;          // the same, where two CTAs share two
   ScheduleParams schedule;    // of all others
   SequenceParams sequences;
   SoftmaxParams softmax;
@@ -145,7 +146,6 @@ struct AttentionParams {
   int most_queries = std::numeric_limits<int>::max();
   ClusterParams cluster;
   bool wait_at_start = false;  // for the kernel before, whose results are read
-  PairedTiles pairs;
 
   HA_HOST_DEVICE constexpr bool takes(Sequence const& sequence) const {
     return least_queries <= sequence.len.q && sequence.len.q <= most_queries;

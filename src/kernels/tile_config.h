@@ -69,7 +69,9 @@ struct TileRow {
   TileUse use;
   TileConfig tile;
   char const* why;
-  TileCost cost;  // only ratios between the rows of a head dim count, and of block and tile for packing
+  // Ratios between the rows of a head dim count, and of block and tile for packing; those of kPaired also as times,
+  // beside that of an exchange. How many blocks two CTAs share follows from them, and so do bits.
+  TileCost cost;
 
   constexpr TileRow(TileUse use_, TileConfig const& tile_, char const* why_, TileCost cost_ = {})
       : use(use_), tile(tile_), why(why_), cost(cost_) {

@@ -10,6 +10,7 @@
 #include "kernels/ring.h"
 #include "kernels/softmax.h"
 #include "kernels/thread_rows.h"
+#include "kernels/turns.h"
 
 namespace hopper_attention {
 
@@ -52,6 +53,7 @@ class TileExchange {
       store_async(output + i * sizeof(shared_.exchange.output[0][0]), barrier,
                   {tOrO(4 * i), tOrO(4 * i + 1), tOrO(4 * i + 2), tOrO(4 * i + 3)});
     }
+    sync_warpgroup(warpgroup_);  // no warp multiplies by Q any more
   }
 
   // What the first CTA has sent.
@@ -81,7 +83,8 @@ class TileExchange {
     if (thread_ == 0) { arrive_in_cluster(shared_.exchange.empty[warpgroup_], kFirst); }
   }
 
-  // The other CTA does not touch this one's shared memory any more: it may end.
+  // The other CTA does not touch this one's shared memory any more: it may end. What the second CTA takes has arrived;
+  // the first one is still told that it was read.
   __device__ __forceinline__ void finish(bool sends) const {
     if (exchanged_ == 0) {
       cute::cluster_wait();

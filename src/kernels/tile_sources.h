@@ -11,7 +11,8 @@
 
 namespace hopper_attention {
 
-// Of a call whose tiles follow from their index: dense, with lengths that are known, or in equal parts.
+// Of a call whose tiles follow from their index: dense, with lengths that are known, of one sequence, or in equal
+// parts.
 class DenseWorkSource {
  public:
   static constexpr bool kDraws = false;

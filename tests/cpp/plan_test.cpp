@@ -1086,6 +1086,8 @@ TEST_CASE("plan: two blocks share a long tile and a short one where each tile ha
     CHECK_FALSE((paged.listed || paged.makes_schedule));
     CHECK(paged.packed_heads == 8);
   }
+  CHECK(shares(testing::plan_with(p, card(132), {.ctas = 8})));  // as the same bits
+  CHECK(testing::plan_with(p, card(132), {.ctas = 8}).ctas == 8);
   for (int const margin : {1, 60, 131}) {  // clusters take several pairs, which are the same ones
     p.sm_margin = margin;
     CHECK(shares(plan(p, card(132))));
@@ -1108,6 +1110,16 @@ TEST_CASE("plan: two blocks share a long tile and a short one where each tile ha
         return q;
       }(),
       card(132))));
+}
+
+TEST_CASE("plan: what tiles take is computed for as many keys as a call may have") {
+  Problem p = ragged(2048, 1 << 29, 128, 1);
+  p.heads_q = p.heads_k = 1;
+  p.packed_q = true;
+  p.total_q = 2048;
+  p.keys = KeyLayout::kPaged;
+  p.num_splits = 1;
+  CHECK_FALSE(is_paired(plan(p, card(132)).kernels.front()));  // all tiles are as long as each other
 }
 
 TEST_CASE("plan: whole tiles of one sequence need no schedule in up to two rounds of the grid") {

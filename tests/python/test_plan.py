@@ -293,6 +293,7 @@ def int32s(*shape):
 
 VARLEN = {"q": (70, 16, 128), "k": (900, 4, 128), "lengths": {"cu_seqlens_q": (9,), "cu_seqlens_k": (9,)}}
 PAGED = {"q": (70, 16, 128), "k": (99, 16, 4, 128), "lengths": {"cu_seqlens_q": (9,), "seqused_k": (8,), "page_table": (8, 40)}}  # fmt: skip
+ONE = {"q": (1000, 16, 128), "k": (99, 16, 4, 128), "lengths": {"cu_seqlens_q": (2,), "seqused_k": (1,), "page_table": (1, 64)}}  # fmt: skip
 CACHE = {"q": (8, 2, 16, 128), "k": (8, 640, 4, 128), "lengths": {"seqused_k": (8,)}}
 PAGED_CACHE = {"q": (8, 2, 16, 128), "k": (99, 16, 4, 128), "lengths": {"seqused_k": (8,), "page_table": (8, 40)}}
 RAGGED_CALLS = {
@@ -300,6 +301,8 @@ RAGGED_CALLS = {
     "varlen with bounds": (VARLEN | {"max_seqlen_q": 33, "max_seqlen_k": 501}, {"total_q": 70, "max_seqlen_q": 33, "max_seqlen_k": 501}),
     "varlen, bound beyond the rows": (VARLEN | {"max_seqlen_q": 4096}, {"total_q": 70, "max_seqlen_q": 4096, "max_seqlen_k": 900}),
     "paged, one query each": (PAGED | {"max_seqlen_q": 1}, {"total_q": 70, "max_seqlen_q": 1, "max_seqlen_k": 640, "page_size": 16}),
+    "one paged prompt": (ONE, {"batch": 1, "total_q": 1000, "max_seqlen_q": 1000, "max_seqlen_k": 1024, "page_size": 16}),
+    "one with rows behind it": (ONE | {"max_seqlen_q": 200}, {"batch": 1, "total_q": 1000, "max_seqlen_q": 200, "max_seqlen_k": 1024, "page_size": 16}),
     "cache": (CACHE, {"lengths_on_device": True, "max_seqlen_q": 2, "max_seqlen_k": 640}),
     "paged cache": (PAGED_CACHE, {"lengths_on_device": True, "max_seqlen_q": 2, "max_seqlen_k": 640, "page_size": 16}),
 }  # fmt: skip
@@ -314,11 +317,11 @@ def test_the_plan_of_a_ragged_call_is_the_one_that_is_launched(recorder, name, w
     given = {key: int32s(*shape) for key, shape in shapes["lengths"].items()}
     given |= {key: shapes[key] for key in ("max_seqlen_q", "max_seqlen_k") if key in shapes}
     if with_metadata:
-        given["scheduler_metadata"] = int32s(33)
+        given["scheduler_metadata"] = int32s(17 if asked.get("batch") == 1 else 33)
     recorder.forward(q, k, v, out, causal=True, **{"num_splits": 0, **options}, **given)
     launched = recorder.last_launch()["plan"]
     shape = {"batch": 8, "heads_q": 16, "heads_kv": 4, "causal": True, "scheduler_metadata": with_metadata}
-    found = plan(**shape, **asked, **options)
+    found = plan(**{**shape, **asked}, **options)
     assert found.explain() == launched.explain()
     assert repr(found) == repr(launched)
 

@@ -123,7 +123,16 @@ def test_a_graph_serves_other_lengths(shared):
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         attend(made, results)
-    for queries, keys in ((1900, 4000), (1900, 1900), (3, 4000), (100, 1537), (0, 0), (64, 64), (1500, 20), (1337, 3000)):
+    for queries, keys in (
+        (1900, 4000),
+        (1900, 1900),
+        (3, 4000),
+        (100, 1537),
+        (0, 0),
+        (64, 64),
+        (1500, 20),
+        (1337, 3000),
+    ):
         made.lengths["cu_seqlens_q"].copy_(int32([0, queries]))
         made.lengths["seqused_k"].copy_(int32([keys]))
         found = []
@@ -141,7 +150,12 @@ def test_one_sequence_without_a_schedule(head_dim):
     given = {"head_dim": head_dim, "heads_q": 16, "heads_k": 16, "causal": True}
     made = [
         prompt("whole tiles", queries, keys, softcap=softcap, num_splits=1, room_k=room, tail_q=tail, **layout, **given)
-        for queries, keys, room, tail in ((900, 1000, 0, 3), (1000, 1000, 9000, 200), (300, 2000, 0, 0), (700, 50, 0, 9))
+        for queries, keys, room, tail in (
+            (900, 1000, 0, 3),
+            (1000, 1000, 9000, 200),
+            (300, 2000, 0, 0),
+            (700, 50, 0, 9),
+        )
         for softcap in (0.0, 3.0)
         for layout in (LAYOUTS[0], LAYOUTS[3])
     ]
