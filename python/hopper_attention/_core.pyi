@@ -75,7 +75,8 @@ class Tile:
     def calls(self) -> str:
         """
         What its kernel has the code for: 'all' calls, all with softcap ('capped'), all without it
-        ('uncapped'), or 'dense' ones without it.
+        ('uncapped'); of these those whose tiles are never cut ('uncut'), without pages ('whole'), 'dense'
+        ones, or those of which two thread blocks share tiles ('paired').
         """
 
     def __eq__(self, other: object, /) -> bool: ...

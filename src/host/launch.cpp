@@ -54,20 +54,24 @@ bool are_in_one_dim(Batched const& t) {
   return t.extent(0) == 1 || (t.extent(1) > 1 && t.stride(0) == t.extent(1) * t.stride(1));
 }
 
-// out whose rows are in one dim, in boxes of one slab that may be clipped: (D, packed heads, B * S, copies, head
-// groups).
+// Where a ClippedBox may begin.
+std::uint64_t clipped_extent(std::uint64_t rows, int copies) { return rows + 1 - static_cast<std::uint64_t>(copies); }
+
+// out whose rows are in one dim, in boxes of one slab that may be clipped: (D, packed heads, B * S + 1 - copies,
+// copies, head groups).
 TensorMapShape clipped_query_map(Batched const& t, int tile_head_dim, int packed_heads, int queries, int copies) {
   auto const heads = static_cast<std::uint64_t>(packed_heads);
-  return {.extent = {t.extent(3), heads, t.extent(0) * t.extent(1), static_cast<std::uint64_t>(copies),
-                     t.extent(2) / heads},
+  return {.extent = {t.extent(3), heads, clipped_extent(t.extent(0) * t.extent(1), copies),
+                     static_cast<std::uint64_t>(copies), t.extent(2) / heads},
           .stride = {1, t.stride(2), t.stride(1), t.stride(1), t.stride(2) * heads},
           .box = {static_cast<std::uint32_t>(slab_columns(tile_head_dim)), static_cast<std::uint32_t>(heads), 1,
                   static_cast<std::uint32_t>(queries), 1}};
 }
 
-// k or v in boxes of `keys` that may be clipped: (D, S, copies, H, B).
+// k or v in boxes of `keys` that may be clipped: (D, S + 1 - copies, copies, H, B).
 TensorMapShape key_map(Batched const& t, int tile_head_dim, int keys, int copies) {
-  return {.extent = {t.extent(3), t.extent(1), static_cast<std::uint64_t>(copies), t.extent(2), t.extent(0)},
+  return {.extent = {t.extent(3), clipped_extent(t.extent(1), copies), static_cast<std::uint64_t>(copies), t.extent(2),
+                     t.extent(0)},
           .stride = {1, t.stride(1), t.stride(1), t.stride(2), t.stride(0)},
           .box = {static_cast<std::uint32_t>(slab_columns(tile_head_dim)), 1, static_cast<std::uint32_t>(keys), 1, 1}};
 }

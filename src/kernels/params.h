@@ -42,8 +42,8 @@ struct PageParams {
 
 struct LoadParams {
   CUtensorMap q;  // (D, packed heads, Sq, head groups, B), box (64, packed heads, queries per slab, 1, 1)
-  // (D, Sk, copies, Hk, B), box (64, 1, keys of a block, 1, 1), see ClippedBox; pages: (D, page size, Hk, pages), box
-  // (64, box keys, 1, 1).
+  // (D, Sk + 1 - copies, copies, Hk, B), box (64, 1, keys of a block, 1, 1), see ClippedBox; pages: (D, page size, Hk,
+  // pages), box (64, box keys, 1, 1).
   CUtensorMap k;
   CUtensorMap v;  // the same with Dv
   int copies;
@@ -80,8 +80,8 @@ struct ResultParams {
 };
 
 struct EpilogueParams : ResultParams {
-  // Used when out_by_tma: as q, with Dv; with copies (Dv, packed heads, B * Sq, copies, head groups), box (64, packed
-  // heads, 1, queries per slab, 1), see ClippedBox.
+  // Used when out_by_tma: as q, with Dv; with copies (Dv, packed heads, B * Sq + 1 - copies, copies, head groups), box
+  // (64, packed heads, 1, queries per slab, 1), see ClippedBox.
   CUtensorMap out_map;
   bool out_by_tma;   // base and strides are multiples of 16 bytes
   bool clip_by_tma;  // rows past a sequence are past the tensor, too: TMA leaves them out

@@ -45,11 +45,12 @@ inline Packing make_packing(int heads, int rows = kSlabRows) {
   return {FastDivmod(heads), rows / heads, FastDivmod(rows / heads)};
 }
 
-// A box that leaves out the rows behind those that are wanted. Its tensor map has every row of the tensor `copies`
-// times, as often as a box has rows but no more often than there are: (y, x) with x < copies is row y + x. The box
-// begins at (y, x); what lies past x = copies is outside the map, arrives as zeros without being read, and is not
-// written. (Source of the idea: the ragged descriptors of Triton and FlashAttention-4, whose y begins far before the
-// tensor, which loads must not.)
+// A box that leaves out the rows behind those that are wanted. Its tensor map has rows of the tensor up to `copies`
+// times, as often as a box has rows but no more often than there are: (y, x) with x < copies is row y + x, and there
+// are rows + 1 - copies values of y, so that no part of the map lies behind the tensor. The box begins at (y, x); what
+// lies past x = copies is outside the map, arrives as zeros without being read, and is not written. (Source of the
+// idea: the ragged descriptors of Triton and FlashAttention-4, whose y begins far before the tensor, which loads must
+// not.)
 struct ClippedBox {
   int y;
   int x;

@@ -293,11 +293,11 @@ TEST_CASE("clipped box: the rows that are wanted and then none, unless they are 
       for (int first = 0; first < rows; ++first) {
         for (int wanted = 1; wanted <= rows - first; ++wanted) {
           ClippedBox const box(first, wanted, copies);
-          REQUIRE((box.y >= 0 && box.x >= 0));
+          REQUIRE((box.y >= 0 && box.y <= rows - copies && box.x >= 0));  // no part of the map is behind the tensor
           REQUIRE(box.exact == (first + std::min(wanted, copies) >= copies));
           exact += box.exact && wanted < size;
           for (int i = 0; i < size; ++i) {
-            bool const is_in_map = box.y < rows && box.x + i < copies;
+            bool const is_in_map = box.x + i < copies;
             if (!is_in_map) {
               REQUIRE(i >= wanted);
               continue;
