@@ -40,8 +40,8 @@ class HostCase:
     under_mode: bool = False
 
 
-def _case(name: str, call: str, page_size: int = 0, queries: int = 1) -> Case:
-    return Case("host", name, 1, queries, 128, 32, 8, 128, causal=page_size > 0, call=call, page_size=page_size)
+def _case(name: str, call: str, page_size: int = 0, queries: int = 1, batch: int = 1) -> Case:
+    return Case("host", name, batch, queries, 128, 32, 8, 128, causal=page_size > 0, call=call, page_size=page_size)
 
 
 HOST_CASES = [
@@ -50,10 +50,10 @@ HOST_CASES = [
     HostCase(_case("paged", "varlen", 16), ONE_LAUNCH_US),
     HostCase(_case("paged, out allocated", "varlen", 16), ONE_LAUNCH_US + ALLOCATING_US, without=("out",)),
     HostCase(_case("paged cache", "cache", 16), ONE_LAUNCH_US),
-    # So many queries that no decode path takes the call: schedule, prefill. Keys so long that tiles may be cut, beside a
-    # single query: prefill, decode, combine.
+    # So many queries that no decode path takes the call, of two sequences, since one needs no schedule: schedule, prefill.
+    # Keys so long that tiles may be cut, beside a single query: prefill, decode, combine.
     HostCase(
-        _case("paged, schedule made (2 launches)", "varlen", 16, queries=32),
+        _case("paged, schedule made (2 launches)", "varlen", 16, queries=32, batch=2),
         ONE_LAUNCH_US + LAUNCH_US,
         without=("metadata",),
     ),
