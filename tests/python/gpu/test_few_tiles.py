@@ -10,15 +10,14 @@ from gpu import batches  # noqa: E402
 from gpu.batches import (  # noqa: E402
     Batch,
     attend,
-    int32,
     judge_all,
     judged_results,
     main_dims,
     make,
-    new_results,
     require_same,
 )
 from gpu.fixed_splits import plan_of  # noqa: E402
+from gpu.one_sequence import LAYOUTS, require_graph_serves  # noqa: E402
 from gpu.support import MAIN, small_masks  # noqa: E402
 from gpu.test_grid import name_of  # noqa: E402
 
@@ -32,11 +31,6 @@ def chunk(why: str, queries: int, length: int, **given) -> Batch:
 
 def in_parts(batch: Batch) -> bool:
     return "parts of each tile" in plan_of(batch).explain()
-
-
-LAYOUTS = [{"keys": "packed"}, {"call": "cache", "keys": "dense", "leftpad": 70}] + [
-    {"keys": "paged", "page_size": n} for n in (1, 16, 64)
-]
 
 
 @pytest.mark.parametrize("mask", small_masks())
@@ -99,23 +93,7 @@ def test_parts_do_not_change_from_run_to_run_and_leave_metadata_alone():
 def test_a_graph_of_parts_serves_other_lengths():
     """Long and short, where one thread block takes each tile alone."""
     case = chunk("captured", 100, 8000, causal=True, keys="paged")
-    made = make(case)
-    results = new_results(made)
-    attend(made, results)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        attend(made, results)
-    for queries, keys in ((100, 8000), (100, 400), (3, 8000), (100, 1537), (0, 0), (64, 64), (100, 5000)):
-        made.lengths["cu_seqlens_q"].copy_(int32([0, queries]))
-        made.lengths["seqused_k"].copy_(int32([keys]))
-        found = []
-        for run in (graph.replay, lambda: attend(made, results)):
-            for x in results:
-                x.fill_(7.0)
-            run()
-            found.append(tuple(x.clone() for x in results))
-        require_same(case, f"{queries} queries on {keys} keys", *found)
+    require_graph_serves(case, [(100, 8000), (100, 400), (3, 8000), (100, 1537), (0, 0), (64, 64), (100, 5000)])
 
 
 @pytest.mark.parametrize("metadata", [False, True], ids=["", "metadata"])

@@ -12,23 +12,19 @@ from gpu import batches  # noqa: E402
 from gpu.batches import (  # noqa: E402
     Batch,
     attend,
-    int32,
     judge_all,
     judged_results,
     main_dims,
     make,
-    new_results,
     require_same,
 )
 from gpu.fixed_splits import plan_of  # noqa: E402
+from gpu.one_sequence import LAYOUTS, require_graph_serves  # noqa: E402
 from gpu.support import small_masks  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
 SHARED = {64: (128, 128, 6), 128: (128, 128, 4)}  # rows, keys and stages of the tile, by head dim
-LAYOUTS = [{"keys": "packed"}, {"call": "cache", "keys": "dense", "leftpad": 70}] + [
-    {"keys": "paged", "page_size": n} for n in (1, 16, 64)
-]
 KERNELS = [(dtype, head_dim) for dtype in ("bf16", "fp16") for head_dim in SHARED]
 
 
@@ -116,32 +112,8 @@ def test_a_graph_serves_other_lengths(shared):
     case = prompt("captured", 1900 if shared else 3500, 4000, causal=True, keys="paged")
     assert is_shared(case) == shared
     assert "schedule: none" in "\n".join(plan_of(case).reasons)
-    made = make(case)
-    results = new_results(made)
-    attend(made, results)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        attend(made, results)
-    for queries, keys in (
-        (1900, 4000),
-        (1900, 1900),
-        (3, 4000),
-        (100, 1537),
-        (0, 0),
-        (64, 64),
-        (1500, 20),
-        (1337, 3000),
-    ):
-        made.lengths["cu_seqlens_q"].copy_(int32([0, queries]))
-        made.lengths["seqused_k"].copy_(int32([keys]))
-        found = []
-        for run in (graph.replay, lambda: attend(made, results)):
-            for x in results:
-                x.fill_(7.0)
-            run()
-            found.append(tuple(x.clone() for x in results))
-        require_same(case, f"{queries} queries on {keys} keys", *found)
+    lengths = [(1900, 4000), (1900, 1900), (3, 4000), (100, 1537), (0, 0), (64, 64), (1500, 20), (1337, 3000)]
+    require_graph_serves(case, lengths)
 
 
 @pytest.mark.parametrize("head_dim", [64, 96, 128, 192, 256])
