@@ -75,15 +75,16 @@ def kernel(rows, head_dim, calls="dense", dtype="bfloat16"):
 
 def test_tiles_are_those_that_such_a_call_can_take(sweep, monkeypatch):
     built = [kernel(128, 128), kernel(192, 128, "all"), kernel(16, 128), kernel(128, 128, "capped"), kernel(128, 256)]
-    built.append(kernel(64, 128, "ragged"))
+    built += [kernel(64, 128, "ragged"), kernel(128, 128, "paired")]
     monkeypatch.setattr(hopper_attention, "built_kernels", lambda: [*built, kernel(256, 128, dtype="float16")])
     case = suites.Case("tiles", "", 1, 512, 512, 8, 2, 96)
-    assert [tile.rows for tile in sweep.tiles(case)] == [128, 192] and sweep.packings(case) == [1, 4]
+    assert [tile.rows for tile in sweep.tiles(case, "128x128")] == [128, 192] and sweep.packings(case) == [1, 4]
+    assert [tile.calls for tile in sweep.tiles(case, "128x128 shared packed")] == ["dense", "all", "paired"]
     capped = suites.Case("tiles", "", 1, 512, 512, 8, 8, 96, softcap=50.0)
-    assert [(tile.rows, tile.calls) for tile in sweep.tiles(capped)] == [(192, "all"), (128, "capped")]
+    assert [(tile.rows, tile.calls) for tile in sweep.tiles(capped, "192x80")] == [(192, "all"), (128, "capped")]
     assert sweep.packings(capped) == [1]
     with pytest.raises(SystemExit, match="no kernel for bfloat16 and head dim 512"):
-        sweep.tiles(suites.Case("tiles", "", 1, 512, 512, 8, 8, 512))
+        sweep.tiles(suites.Case("tiles", "", 1, 512, 512, 8, 8, 512), "128x128")
 
 
 def test_the_plans_choice_is_named_as_the_tiles_are(sweep, monkeypatch):
@@ -94,6 +95,8 @@ def test_the_plans_choice_is_named_as_the_tiles_are(sweep, monkeypatch):
         assert int(rows) % 64 == 0 and int(keys) % 8 == 0, case.name
     window = next(c for c in sweep.cases(options(sweep, monkeypatch, "--head-dims", "64")) if "window 127" in c.name)
     assert sweep.planned(window).endswith(" packed")
+    prompt = suites.Case("tiles", "", 1, 2048, 2048, 8, 8, 128, causal=True)
+    assert sweep.planned(prompt) == "128x128 shared"
 
 
 def test_a_line_marks_the_plans_choice_and_is_relative_to_the_fastest_of_ours(sweep):
