@@ -220,9 +220,9 @@ def flash_attn_varlen_func(
     which synchronises, and is refused during graph capture); None is what the shapes allow.
 
     scheduler_metadata: from `get_scheduler_metadata`, so that layers share it; None: made in the workspace by each
-    call. num_splits: as in `flash_attn_func`; with 1 no tile is cut, sequences of few queries included, but for long
-    tiles of a prompt that two thread blocks share (`plan().explain()` says so). cp_world_size, cp_rank: this rank holds
-    the keys whose position is cp_rank modulo cp_world_size; k, v and their lengths are local, cp_tot_seqused_k (B,) the
+    call. num_splits: as in `flash_attn_func`; with 1 no tile is cut, sequences of few queries included, but two thread
+    blocks may share tiles of one sequence (`plan().explain()` says so). cp_world_size, cp_rank: this rank holds the
+    keys whose position is cp_rank modulo cp_world_size; k, v and their lengths are local, cp_tot_seqused_k (B,) the
     lengths on all ranks; out and LSE are of the local keys, for `merge_states`. workspace: (bytes,) uint8, 16-byte
     aligned, with any contents; how many bytes follows from shapes and bounds, never from lengths, and may be fewer for
     more queries; one that is too small raises ValueError with the number; allocated if not given. At most 64 MB, but

@@ -197,7 +197,7 @@ Candidate choose_tile(PlanRequest const& request, Plan& plan, std::vector<TileRo
     Candidate best_here;
     for (TileRow const* const row : rows) {
       Candidate const found = candidate(request, *row, packed_heads);
-      if (std::isinf(found.us) && rows.size() > 1) { continue; }  // too many pairs
+      if (std::isinf(found.us) && rows.size() > 1) { continue; }  // pairs that are not for such a call
       others += concat(others.empty() ? "" : ", ", row->tile.rows, "x", row->tile.keys,
                        row->use == TileUse::kPaired ? " shared" : "", packed_heads > 1 ? " packed " : " ",
                        microseconds(expected_us(request, found)));

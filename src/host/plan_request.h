@@ -88,8 +88,9 @@ void plan_dense(PlanRequest const& request, Plan& plan);
 double us_of_sequence(PlanRequest const& request, TileRow const& row, int packed_heads);
 void plan_alike(PlanRequest const& request, Plan& plan, PrefillChoice const& prefill);
 
-// plan_pairs.cpp: two thread blocks share two tiles, with the packing of the plan.
-double us_of_pairs(PlanRequest const& request, TileRow const& row, int packed_heads);  // of the call; infinite if many
+// plan_pairs.cpp: two thread blocks share two tiles, with the packing of the plan. us_of_pairs: of the call; infinite
+// if there are more tiles than SMs, or none is worth sharing.
+double us_of_pairs(PlanRequest const& request, TileRow const& row, int packed_heads);
 void plan_pairs(PlanRequest const& request, Plan& plan, TileRow const& row);
 
 // plan_clusters.cpp: thread blocks that share each tile of few queries; 0: not so. The plan has it in `cluster`, and in

@@ -8,6 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import hopper_attention  # noqa: E402
 from gpu import batches  # noqa: E402
 from gpu.batches import (  # noqa: E402
     Batch,
@@ -24,7 +25,12 @@ from gpu.support import small_masks  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
-SHARED = {64: (128, 128, 6), 128: (128, 128, 4)}  # rows, keys and stages of the tile, by head dim
+# Rows, keys and stages of the tile, by head dim.
+SHARED = {
+    kernel.tile.head_dim: (kernel.tile.rows, kernel.tile.keys, kernel.tile.stages)
+    for kernel in hopper_attention.built_kernels()
+    if kernel.tile.calls == "paired"
+}
 KERNELS = [(dtype, head_dim) for dtype in ("bf16", "fp16") for head_dim in SHARED]
 
 
