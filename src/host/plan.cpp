@@ -8,6 +8,7 @@
 #include "hopper_attention/testing.h"
 #include "host/plan_request.h"
 #include "host/require.h"
+#include "host/schedule_shape.h"
 
 namespace hopper_attention {
 namespace {
@@ -78,6 +79,12 @@ void choose_schedule(PlanRequest const& request, Plan& plan, char const* reason)
                                  : "all sequences are alike, so that it follows from their number");
 }
 
+std::string sequences_of(Problem const& problem) {
+  return problem.batch == 1         ? "one sequence"
+         : tiles_are_known(problem) ? "sequences that are alike"
+                                    : concat(problem.batch, " sequences, ranked by the blocks themselves");
+}
+
 void share_out(PlanRequest const& request, Plan& plan) {
   plan.fixed_splits = request.problem.batch_invariant;
   plan.cluster = cluster_size(request);
@@ -102,11 +109,10 @@ void share_out(PlanRequest const& request, Plan& plan) {
   } else if (plan.listed) {
     plan_listed(request, plan, prefill);
   } else if (reason != nullptr && in_order) {
-    because(plan, "schedule", "none: one sequence, whose tiles are whole and few");
+    because(plan, "schedule", "none: ", sequences_of(request.problem), ", whose tiles are whole and few");
     plan_in_order(request, plan, prefill);
   } else if (paired && reason != nullptr) {
-    because(plan, "schedule", "none: ", request.problem.batch == 1 ? "one sequence" : "sequences that are alike",
-            ", of whose tiles two blocks share two");
+    because(plan, "schedule", "none: ", sequences_of(request.problem), ", of whose tiles two blocks share two");
     take_scheduled_packing(request, plan);
     plan_pairs(request, plan, request.tile_row(prefill.use));
   } else if (prefill.parts > 1) {

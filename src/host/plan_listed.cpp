@@ -183,10 +183,14 @@ void plan_listed(PlanRequest const& request, Plan& plan, PrefillChoice const& pr
     add_decode_kernels(request, plan, splits && !one_split && (forced || !whole_tiles_suffice(request)));
   } else {
     bool const beside_decode =
-        request.problem.ragged && splits && (plan.fixed_splits || !queries_are_known(request.problem));
+        request.problem.ragged && splits &&
+        (plan.fixed_splits || (!queries_are_known(request.problem) && !takes_few_queries_along(request, prefill)));
     add_kernel(request, plan, prefill.use, prefill.may_split);
     if (splits && !beside_decode) {
-      because(plan, "kernels", "one: every sequence has ", request.problem.seqlen_q, " queries");
+      because(plan, "kernels",
+              queries_are_known(request.problem)
+                  ? concat("one: every sequence has ", request.problem.seqlen_q, " queries")
+                  : std::string("one: sequences with few queries are too few, and too short, for another"));
     }
     if (beside_decode) {
       add_decode_kernels(request, plan, splits && !one_split);

@@ -1,9 +1,11 @@
 // Calls of many queries whose tiles are not those of dense calls: which tile, and are tiles whole, with a schedule or
 // without, shared by two blocks, cut where the schedule says, or all in as many parts?
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 
 #include "host/plan_request.h"
+#include "host/ranked_tiles.h"
 #include "host/schedule_shape.h"
 
 namespace hopper_attention {
@@ -13,8 +15,14 @@ namespace {
 constexpr double kMergeUs = 9;
 // Until the first item of a schedule is known, longer than where tiles follow from their index.
 constexpr double kScheduleUs = 4;
-// Rounds of whole tiles of one sequence that need no schedule. In 2.6 rounds blocks of one tile each took 1.04 of the
-// time of persistent ones, which draw their tiles and load the next one's keys early.
+// The same in blocks of keys, which chunks of sequences that are not known take longer than their share of all work.
+constexpr int kMergeBlocks = 16;
+// What calls take longer by a decode kernel and a combine kernel that find nothing to do: 8 to 12 us.
+constexpr double kIdleKernelsUs = 12;
+// Of the keys that sequences may have, what those that are not known have at least in the mean, as is supposed.
+constexpr double kLeastShareOfKeys = 0.25;
+// Rounds of whole tiles of few sequences that need no schedule. Of one sequence, in 2.6 rounds, blocks of one tile each
+// took 1.04 of the time of persistent ones, which draw their tiles and load the next one's keys early.
 constexpr std::int64_t kMostRoundsInOrder = 2;
 // With more rounds of whole tiles the last one counts little.
 constexpr std::int64_t kMostSmallRounds = 4;
@@ -41,17 +49,49 @@ std::int64_t keys_of_full_tile(PlanRequest const& request, TileConfig const& til
   return request.most_keys_of_queries(tile_shape(tile, request.scheduled_packing(), false).queries);
 }
 
+double rounds_of(PlanRequest const& request, TileRow const& row) {
+  return static_cast<double>(full_tiles(request, row.tile)) / request.device.sm_count;
+}
+
 // Of the call, with whole tiles that take as long as the longest. An sm_margin does not count: it only steers.
 double us_of_whole_tiles(PlanRequest const& request, TileRow const& row) {
-  std::int64_t const rounds = ceil_div<std::int64_t>(full_tiles(request, row.tile), request.device.sm_count);
-  return static_cast<double>(rounds) * us_of_tile(row, static_cast<double>(keys_of_full_tile(request, row.tile)));
+  return std::ceil(rounds_of(request, row)) *
+         us_of_tile(row, static_cast<double>(keys_of_full_tile(request, row.tile)));
+}
+
+// The same of sequences that are not known. Where tiles are of any length up to the longest, as those of prompts, tiles
+// behind the first round take half as long.
+double us_of_unknown_tiles(PlanRequest const& request, TileRow const& row) {
+  Problem const& problem = request.problem;
+  double const longest = us_of_tile(row, static_cast<double>(keys_of_full_tile(request, row.tile)));
+  double const rounds = rounds_of(request, row);
+  std::int64_t const rows = problem.packed_q ? problem.total_q : problem.seqlen_q;
+  bool const of_any_length = tiles_rise_to_the_last(problem) && 2 * rows >= problem.seqlen_k;
+  return longest * (of_any_length ? 1 + std::max(0.0, rounds - 1) / 2 : std::ceil(rounds));
+}
+
+// Whether a block for each tile can find it without a schedule, where tiles are whole.
+bool tiles_are_found_in_order(PlanRequest const& request, TileConfig const& tile) {
+  Problem const& problem = request.problem;
+  bool const is_found = may_rank_tiles(tile) || (problem.batch == 1 && tiles_are_known(problem));
+  return is_found && tiles_have_ranks(problem) &&
+         most_tiles(problem, tile, request.scheduled_packing()) <= kMostRoundsInOrder * request.device.sm_count;
 }
 
 // With larger tiles in chunks of equal work, of `keys` each in the mean, and the time it takes to merge these.
 double us_of_chunks(PlanRequest const& request, double keys) {
   TileRow const& row = request.tile_row(request.many_use());
-  double const rounds = static_cast<double>(full_tiles(request, row.tile)) / request.device.sm_count;
-  return rounds * us_of_tile(row, keys) + kWorthCutting * measured_row(row).cost.block * 1e-3;
+  return rounds_of(request, row) * us_of_tile(row, keys) + kWorthCutting * measured_row(row).cost.block * 1e-3;
+}
+
+// The same of sequences that are not known: they may have few of the keys that there may be, and none may be cut. What
+// is chosen instead may then lose little, however long one of them is.
+double us_of_chunks_at_best(PlanRequest const& request) {
+  TileRow const& row = request.tile_row(request.many_use());
+  double const keys = static_cast<double>(keys_of_full_tile(request, row.tile));
+  double const mean_us = us_of_tile(row, keys) * kLeastShareOfKeys;
+  return rounds_of(request, row) * mean_us + kMergeBlocks * measured_row(row).cost.block * 1e-3 + kScheduleUs +
+         kIdleKernelsUs;
 }
 
 // Of a use that a head dim need not have; nullptr if it has none or it must not be taken.
@@ -86,14 +126,13 @@ bool small_tiles_end_sooner(PlanRequest const& request, TileRow const& small, bo
   TileRow const& large = request.tile_row(TileUse::kRagged);
   if (request.forces_tile()) { return !request.allows(large.tile); }
   if (full_tiles(request, small.tile) > kMostSmallRounds * request.device.sm_count) { return false; }
-  double const whole = us_of_whole_tiles(request, large);
   double const chunks = us_of_chunks(request, static_cast<double>(keys_of_full_tile(request, large.tile)));
-  return us_of_whole_tiles(request, small) <= (asks_for_splits ? std::min(whole, chunks) : whole);
-}
-
-// Whether tiles are known, since there is one sequence, or several that are alike.
-bool tiles_are_known(Problem const& problem) {
-  return (problem.batch == 1 || !problem.ragged) && problem.mask.cp_world <= 1;
+  bool const ranked = !tiles_are_known(request.problem) && tiles_are_found_in_order(request, small.tile);
+  auto const us = [&](TileRow const& row) {
+    return ranked ? us_of_unknown_tiles(request, row) : us_of_whole_tiles(request, row);
+  };
+  double const otherwise = asks_for_splits ? std::min(us(large), chunks) : us(large);
+  return us(small) <= otherwise + (ranked ? kScheduleUs : 0);
 }
 
 // Whether a call ends sooner if two blocks share two tiles than with whole tiles as chosen, or with tiles in chunks,
@@ -101,10 +140,12 @@ bool tiles_are_known(Problem const& problem) {
 bool pairs_end_sooner(PlanRequest const& request, TileRow const& paired, PrefillChoice const& chosen,
                       bool asks_for_splits) {
   TileRow const& whole = request.tile_row(chosen.use);
-  int const packed_heads = request.scheduled_packing();
+  if (!tiles_have_ranks(request.problem)) { return false; }
   if (request.forces_tile()) { return !request.allows(whole.tile); }
-  if (!tiles_are_known(request.problem) || request.problem.seqused_q) { return false; }
-  double const us = us_of_pairs(request, paired, packed_heads);
+  double const us = us_of_pairs(request, paired, request.scheduled_packing());
+  if (!tiles_are_known(request.problem)) {
+    return us < us_of_unknown_tiles(request, whole) && (!asks_for_splits || us < us_of_chunks_at_best(request));
+  }
   double const chunks =
       us_of_chunks(request, static_cast<double>(keys_of_full_tile(request, request.tile_row(TileUse::kRagged).tile)));
   return us < us_of_whole_tiles(request, whole) && (!asks_for_splits || us < chunks + kScheduleUs);
@@ -215,22 +256,42 @@ PrefillChoice choose_prefill(PlanRequest const& request) {
 bool needs_no_schedule(PlanRequest const& request, PrefillChoice const& choice) {
   Problem const& problem = request.problem;
   bool const is_forced = request.forced.num_splits >= 2 || request.forced.ctas > 0 || request.forces_tile();
-  bool const one_sequence = problem.batch == 1 && !problem.seqused_q && !request.decodes();
-  if (!one_sequence || is_forced || problem.batch_invariant || problem.sm_margin > 0) { return false; }
+  if (request.decodes() || is_forced || problem.batch_invariant) { return false; }
+  // A block for each tile leaves no SM free.
+  bool const by_index = problem.batch == 1 && tiles_are_known(problem);
+  if (by_index && problem.sm_margin > 0) { return false; }
   bool const whole = !choice.may_split && choice.parts == 1 && choice.use != TileUse::kPaired;
-  return whole &&
-         full_tiles(request, request.tile_row(choice.use).tile) <= kMostRoundsInOrder * request.device.sm_count;
+  return whole && tiles_are_found_in_order(request, request.tile_row(choice.use).tile);
+}
+
+bool takes_few_queries_along(PlanRequest const& request, PrefillChoice const& choice) {
+  if (choice.may_split || request.forces_tile()) { return false; }
+  Problem const& problem = request.problem;
+  // Sequences without which there could not be so many rows.
+  int const most_rows = request.decode_use() == TileUse::kFewRows ? kMostFewRows : kSlabRows;
+  std::int64_t const of_few = std::int64_t{problem.batch} * (most_rows / request.scheduled_packing());
+  std::int64_t const others =
+      problem.packed_q ? std::max<std::int64_t>(0, problem.total_q - of_few) / max_of(1, problem.seqlen_q) : 0;
+  std::int64_t const few = std::max<std::int64_t>(0, problem.batch - others) * request.scheduled_groups();
+  TileRow const& row = request.tile_row(choice.use);
+  double const us_of_few = us_of_tile(row, static_cast<double>(request.most_keys_of_tile(row.tile)));
+  return us_of_few * static_cast<double>(few) / request.device.sm_count <= kIdleKernelsUs;
 }
 
 void plan_in_order(PlanRequest const& request, Plan& plan, PrefillChoice const& choice) {
   take_scheduled_packing(request, plan);
   KernelPlan& kernel = choose_kernel(request, plan, choice.use, false);
-  kernel.most_tiles = plan.tiles = std::max<std::int64_t>(1, full_tiles(request, kernel.tile));
-  kernel.ctas = static_cast<int>(plan.tiles);
-  plan.heads_per_pass = request.scheduled_groups();
+  plan.tiles = std::max<std::int64_t>(1, most_tiles(request.problem, kernel.tile, plan.packed_heads));
+  kernel.most_tiles = plan.tiles;
+  kernel.ranked = !tiles_are_known(request.problem) || request.problem.batch > 1;
+  kernel.ctas =
+      static_cast<int>(kernel.ranked ? std::min<std::int64_t>(plan.tiles, request.most_ctas(kernel.tile)) : plan.tiles);
+  plan.heads_per_pass = request.problem.batch * request.scheduled_groups();
   explain_grid(plan, kernel);
   because(plan, "splits", request.problem.num_splits == 1 ? "1: as asked" : "1: whole tiles use the SMs as well");
-  because(plan, "order", "a block for each tile, the longest first, as SMs are free");
+  because(plan, "order",
+          kernel.ranked ? "the longest tiles first, then the shortest for the blocks that had these"
+                        : "a block for each tile, the longest first, as SMs are free");
   choose_workspace(request.problem, plan);
 }
 

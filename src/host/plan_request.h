@@ -89,7 +89,7 @@ double us_of_sequence(PlanRequest const& request, TileRow const& row, int packed
 void plan_alike(PlanRequest const& request, Plan& plan, PrefillChoice const& prefill);
 
 // plan_pairs.cpp: two thread blocks share two tiles, with the packing of the plan. us_of_pairs: of the call; infinite
-// if there are more tiles than SMs, or none is worth sharing.
+// if there are more tiles than SMs, more sequences than lanes, or no tile that is worth sharing.
 double us_of_pairs(PlanRequest const& request, TileRow const& row, int packed_heads);
 void plan_pairs(PlanRequest const& request, Plan& plan, TileRow const& row);
 
@@ -110,11 +110,14 @@ int ctas_of_few_tiles(Problem problem, DeviceInfo const& device);
 
 // plan_prefill.cpp
 PrefillChoice choose_prefill(PlanRequest const& request);
-// Of one sequence whose tiles are whole and few: a block for each, in order as SMs are free (plan_in_order).
+// Of a few sequences whose tiles are whole and few, so that blocks find them by themselves (plan_in_order).
 bool needs_no_schedule(PlanRequest const& request, PrefillChoice const& choice);
 void plan_in_order(PlanRequest const& request, Plan& plan, PrefillChoice const& choice);
 void plan_equal_parts(PlanRequest const& request, Plan& plan, PrefillChoice const& choice);
 bool whole_tiles_fill_grid(PlanRequest const& request);
+// Whether so few sequences may have few queries, on so few keys, that tiles for many take less time for these than
+// further kernels.
+bool takes_few_queries_along(PlanRequest const& request, PrefillChoice const& choice);
 // How many queries each sequence has is known without reading a length, but for rows of a packed q that belong to none.
 bool queries_are_known(Problem const& problem);
 // For sequences that are all alike: what the kernels would decide.

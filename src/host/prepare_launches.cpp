@@ -9,11 +9,12 @@
 
 #include "host/cluster_params.h"
 #include "host/kernel_table.h"
-#include "host/paired_tiles.h"
 #include "host/prepared_launches.h"
+#include "host/ranked_tiles.h"
 #include "host/require.h"
 #include "host/schedule_shape.h"
 #include "host/tile_list.h"
+#include "kernels/lanes.h"
 #include "kernels/params.h"
 #include "kernels/split_combine_params.h"
 
@@ -34,7 +35,6 @@ SoftmaxParams softmax_params(Problem const& problem) {
 PageParams page_params(TileConfig const& tile, Problem const& problem) {
   // A box has at least as many rows as the swizzle's pattern, or one: then rows are gathered.
   constexpr int kLeastBoxKeys = 8;
-  constexpr int kLanes = 32;
   PageParams pages;
   if (problem.keys != KeyLayout::kPaged) { return pages; }
   pages.size = FastDivmod(problem.page_size);
@@ -74,8 +74,9 @@ AttentionParams attention_params(Plan const& plan, KernelPlan const& kernel, Pro
     p.schedule = schedule_params(plan, kernel, problem);
     p.sharing = problem.heads_q / problem.heads_k / plan.packed_heads;
     p.keys_in_l2 = plan.keys_in_l2;
-  } else if (is_paired(kernel)) {
-    p.pairs = paired_tiles(problem, kernel.tile, plan.packed_heads, kernel.ctas);
+  } else if (is_paired(kernel) || kernel.ranked) {
+    p.ranked = ranked_tiles(plan, kernel, problem);
+    if (is_paired(kernel)) { p.pairs = paired_tiles(kernel); }
   } else {
     p.scheduler = tile_list(plan, kernel, problem);
     p.parts = equal_parts(kernel);

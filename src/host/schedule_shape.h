@@ -23,6 +23,11 @@ inline int query_rows_of_sequence(Problem const& problem) {
   return static_cast<int>(problem.packed_q && problem.batch == 1 ? problem.total_q : problem.seqlen_q);
 }
 
+// Whether tiles are known but for how many of them sequences have, since there is one, or several that are alike.
+inline bool tiles_are_known(Problem const& problem) {
+  return (problem.batch == 1 || !problem.ragged) && !problem.seqused_q && problem.mask.cp_world <= 1;
+}
+
 // Query heads that share a tile: as many of a K/V head's as fit in a slab together.
 constexpr int scheduled_packing(int heads_q, int heads_k) {
   int const ratio = heads_q / heads_k;

@@ -111,8 +111,13 @@ __device__ __forceinline__ void schedule(AttentionParams const& params, typename
     }
   }
   if constexpr (Traits::kPaired) {
-    PairedTileSource source(params, Traits::kConsumerWarpgroups, Traits::kKeys, blockIdx.x);
-    publish<Traits>(params, shared, source, draw);
+    auto const publish_pairs = [&](auto source) { publish<Traits>(params, shared, source, draw); };
+    constexpr int kSlabs = Traits::kConsumerWarpgroups;
+    if (params.ranked.alike > 0) {
+      publish_pairs(PairedTileSource<AlikeTiles>(params, kSlabs, Traits::kKeys, blockIdx.x));
+    } else {
+      publish_pairs(PairedTileSource<RankedTiles>(params, kSlabs, Traits::kKeys, blockIdx.x));
+    }
   } else if (Traits::kDecode && from == WorkFrom::kClusters) {
     ClusterWorkSource source(params, blockIdx.x);
     start_role<Traits>(params);
@@ -121,6 +126,9 @@ __device__ __forceinline__ void schedule(AttentionParams const& params, typename
     start_role<Traits>(params);
     warm_lengths(params.sequences);
     DrawnTileSource source(params);
+    publish<Traits>(params, shared, source, draw);
+  } else if (Traits::kRanked && params.ranked.ctas > 0) {
+    RankedTileSource source(params, Traits::kKeys, blockIdx.x);
     publish<Traits>(params, shared, source, draw);
   } else if (!Traits::kListed || from == WorkFrom::kTileList) {
     DenseWorkSource source(params, blockIdx.x, Traits::kParts && !Traits::kDecode && params.parts.on());
@@ -384,6 +392,8 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.per_sm)
   __syncthreads();
   if (may_share_tiles<Traits>(params)) { cute::cluster_arrive_relaxed(); }
   if constexpr (!Traits::kDecode) { start(params); }
+  // All threads at once, since racecheck lets none go on before all that are left wait, too.
+  if constexpr (Traits::kPaired) { cute::cluster_wait(); }
 
   if (cutlass::canonical_warp_group_idx() == 0) {
     cutlass::arch::warpgroup_reg_dealloc<Traits::kProducerRegisters>();

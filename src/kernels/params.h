@@ -132,7 +132,8 @@ struct AttentionParams {
   EpilogueParams epilogue;
   SchedulerParams scheduler;  // of calls whose tiles follow from their index
   EqualParts parts;           // of these tiles
-  PairedTiles pairs;          // the same, where two CTAs share two
+  RankedTileParams ranked;    // of few sequences, whose tiles are found by their rank
+  PairedTiles pairs;          // of these, where two CTAs share two
   ScheduleParams schedule;    // of all others
   SequenceParams sequences;
   SoftmaxParams softmax;

@@ -263,7 +263,11 @@ class Schedule {
     int const all = units();
     if (params_.fixed_splits) { return {all, 1, all}; }
     int size = max_of(max_of(1, params_.least_units), ceil_div(all, numbers_.ctas));
-    if (params_.max_splits >= 2) { size = max_of(size, ceil_div(most_units(), params_.max_splits - 1)); }
+    if (params_.max_splits >= 2) {
+      // Units of few tiles may have been rounded up (FewTiles); the longest is the first.
+      int const most = params_.bound_by_memory ? max_of(most_units(), units_of(numbers_.begin)) : most_units();
+      size = max_of(size, ceil_div(most, params_.max_splits - 1));
+    }
     return {all, size, ceil_div(all, size)};
   }
 

@@ -200,6 +200,10 @@ constexpr TileRow const* find_tile(int head_dim, int head_dim_v, TileUse use) {
 constexpr int rows_of_slab(TileConfig const& tile) { return min_of(tile.rows, kSlabRows); }
 constexpr int slabs_of(TileConfig const& tile) { return tile.rows / rows_of_slab(tile); }
 
+// Whether a kernel can find tiles by their rank where each has a block: those for small grids. In others producers have
+// no registers for it.
+constexpr bool may_rank_tiles(TileConfig const& tile) { return tile.calls == Calls::kUncut; }
+
 constexpr KernelFamily family_of(TileConfig const& tile) {
   return tile.rows <= 64 ? KernelFamily::kDecode : KernelFamily::kPrefill;
 }

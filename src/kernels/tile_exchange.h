@@ -16,7 +16,7 @@ namespace hopper_attention {
 
 using namespace cute;
 
-// A consumer warpgroup's part in it.
+// A consumer warpgroup's part in it. Both CTAs have set up their barriers.
 template <class Traits>
 class TileExchange {
  public:
@@ -27,14 +27,10 @@ class TileExchange {
                                           int thread)
       : params_(params), shared_(shared), warpgroup_(warpgroup), thread_(thread) {}
 
-  // To the second CTA, once it has set up its barriers and read what was sent before.
+  // To the second CTA, once it has read what was sent before.
   template <class Output>
   __device__ __forceinline__ void send(Softmax const& softmax, Output const& tOrO) {
-    if (exchanged_ == 0) {
-      cute::cluster_wait();
-    } else {
-      wait_barrier_of_cluster(shared_.exchange.empty[warpgroup_], (exchanged_ - 1) & 1);
-    }
+    if (exchanged_ > 0) { wait_barrier_of_cluster(shared_.exchange.empty[warpgroup_], (exchanged_ - 1) & 1); }
     ++exchanged_;
     uint32_t const there = address_in_cluster(&shared_, kSecond);
     uint32_t const barrier = there + offset_in_shared(&shared_, &shared_.exchange.full[warpgroup_]);
@@ -86,11 +82,7 @@ class TileExchange {
   // The other CTA does not touch this one's shared memory any more: it may end. What the second CTA takes has arrived;
   // the first one is still told that it was read.
   __device__ __forceinline__ void finish(bool sends) const {
-    if (exchanged_ == 0) {
-      cute::cluster_wait();
-    } else if (sends) {
-      wait_barrier_of_cluster(shared_.exchange.empty[warpgroup_], (exchanged_ - 1) & 1);
-    }
+    if (sends && exchanged_ > 0) { wait_barrier_of_cluster(shared_.exchange.empty[warpgroup_], (exchanged_ - 1) & 1); }
   }
 
  private:

@@ -4,6 +4,7 @@
 #include "kernels/host_device.h"
 #include "kernels/paired_tiles.h"
 #include "kernels/params.h"
+#include "kernels/ranked_tiles.h"
 #include "kernels/schedule.h"
 #include "kernels/tile_scheduler.h"
 #include "kernels/tile_work.h"
@@ -53,82 +54,90 @@ class DenseWorkSource {
   TileScheduler scheduler_;
 };
 
-// Of a grid of clusters of two CTAs, which share two tiles (PairedTiles): under a causal mask a short one and a long
-// one. The first CTA takes the short one, then the first keys of the long one, and sends the other CTA its part; that
-// one takes the rest and merges. Lengths on the device are asked, so that tiles may be others than the host believed.
+// Of a grid for the tiles of few sequences. In the first round the longest ones are taken, in the second one a CTA
+// takes the shorter one the longer its first was.
+class RankedTileSource {
+ public:
+  static constexpr bool kDraws = false;
+
+  // `keys` of a block.
+  HA_HOST_DEVICE RankedTileSource(AttentionParams const& params, int keys, int cta)
+      : params_(params), tiles_(params, keys), rank_(cta), mirrored_(2 * params.ranked.ctas - 1 - cta) {}
+
+  template <class Draw>
+  HA_HOST_DEVICE bool next(WorkItem& item, Sequence& sequence, Draw /*draw*/) {
+    Tile const tile = tiles_.tile(rank_);
+    item = {.place = tile.batch, .head = tile.head, .m = tile.m};
+    if (tile.batch >= 0) { sequence = sequence_at(params_.sequences, tile.batch); }
+    int const next_round = rank_ + 2 * params_.ranked.ctas;
+    rank_ = mirrored_;
+    mirrored_ = next_round;
+    return true;
+  }
+
+ private:
+  AttentionParams const& params_;
+  RankedTiles tiles_;
+  int rank_;
+  int mirrored_;  // the rank behind it
+};
+
+// Of a grid of clusters of two CTAs, which share two tiles (PairedTiles). The first CTA takes the short one, then the
+// first keys of the long one, and sends the other CTA its part; that one takes the rest and merges.
+// Tiles: AlikeTiles or RankedTiles.
+template <class Tiles>
 class PairedTileSource {
  public:
   static constexpr bool kDraws = false;
 
   // `slabs` and `keys` are the tile's.
   HA_HOST_DEVICE PairedTileSource(AttentionParams const& params, int slabs, int keys, int cta)
-      : params_(params), slabs_(slabs), keys_(keys), second_(cta % 2 != 0), pair_(cta / 2) {}
+      : params_(params), tiles_(params, keys), slabs_(slabs), keys_(keys), second_(cta % 2 != 0), pair_(cta / 2) {}
 
+  // One step for each of the two tiles, the short one first, of which the second CTA counts the blocks alone.
   template <class Draw>
   HA_HOST_DEVICE bool next(WorkItem& item, Sequence& sequence, Draw /*draw*/) {
-    item = {};
-    PairedTiles const& pairs = params_.pairs;
-    if (!is_between_ && pair_ >= pairs.pairs) { return true; }
-    if (!is_between_) { find_pair(); }
-    sequence = sequence_;
-    item.place = place_;
-    item.head = head_;
-    if (!second_ && !is_between_) {
-      is_between_ = true;
-      item.m = short_m_;  // of an odd number of tiles the one in the middle has no other: none
-      return true;
+    for (;;) {
+      item = {};
+      if (pair_ >= params_.pairs.pairs) { return true; }
+      PairOfRanks const ranks = pair_of_ranks(pair_, params_.pairs.pairs, tiles_.count());
+      bool const is_short = !short_is_done_;
+      short_is_done_ = is_short;
+      int const rank = is_short ? ranks.second : ranks.first;
+      Tile const tile = rank >= 0 ? tiles_.tile(rank) : kNoTile;
+      int blocks = 0;
+      if (tile.batch >= 0) {
+        sequence = sequence_at(params_.sequences, tile.batch);
+        item = {.place = tile.batch, .head = tile.head, .m = tile.m};
+        blocks = tile_work(params_, slabs_, keys_, item, sequence).range.blocks();
+      }
+      bool takes = !second_;
+      if (is_short) {
+        blocks_of_short_ = tile.batch >= 0 ? blocks + params_.pairs.blocks_of_ends : 0;
+      } else {
+        pair_ += params_.pairs.clusters;
+        int const shared = blocks_to_share(blocks, blocks_of_short_);
+        takes = second_ || shared > 0;
+        if (shared > 0) {
+          item.first = second_ ? shared : 0;
+          item.last = second_ ? blocks : shared;
+          item.units = blocks;
+          item.in_cluster = true;
+        }
+      }
+      if (takes && tile.batch >= 0) { return true; }
     }
-    is_between_ = false;
-    pair_ += pairs.clusters;
-    item.m = second_ || shared_ > 0 ? long_m_ : pairs.count;
-    if (shared_ > 0) {
-      item.first = second_ ? shared_ : 0;
-      item.last = second_ ? long_blocks_ : shared_;
-      item.units = long_blocks_;
-      item.in_cluster = true;
-    }
-    return true;
   }
 
  private:
-  HA_HOST_DEVICE void find_pair() {
-    PairedTiles const& pairs = params_.pairs;
-    int const group = pairs.pairs_of_group.quotient(pair_);
-    int const m = pair_ - group * pairs.pairs_of_group.divisor;
-    int const mirror = pairs.count - 1 - m;
-    place_ = pairs.head_groups.quotient(group);
-    head_ = group - place_ * pairs.head_groups.divisor;
-    sequence_ = sequence_at(params_.sequences, place_);
-    int blocks = 0;
-    int blocks_of_mirror = 0;
-    HA_NO_UNROLL
-    for (int i = 0; i < 2; ++i) {  // a loop, since what takes time is bringing instructions that run once
-      WorkItem const whole{.place = place_, .head = head_, .m = i == 0 ? m : mirror};
-      blocks = blocks_of_mirror;
-      blocks_of_mirror = tile_work(params_, slabs_, keys_, whole, sequence_).range.blocks();
-    }
-    bool const has_short = m != mirror;
-    bool const mirror_is_long = blocks_of_mirror >= blocks;
-    long_m_ = mirror_is_long ? mirror : m;
-    short_m_ = !has_short ? pairs.count : mirror_is_long ? m : mirror;
-    long_blocks_ = max_of(blocks, blocks_of_mirror);
-    shared_ = has_short ? blocks_to_share(long_blocks_, min_of(blocks, blocks_of_mirror), pairs.blocks_of_ends)
-                        : blocks_to_share(long_blocks_, 0, 0);
-  }
-
   AttentionParams const& params_;
+  Tiles tiles_;
   int slabs_;
   int keys_;
   bool second_;  // CTA of its cluster
   int pair_;
-  bool is_between_ = false;  // the first CTA has begun the pair, and has not been given its part of the long tile
-  int place_ = 0;
-  int head_ = 0;
-  Sequence sequence_{};
-  int long_m_ = 0;
-  int short_m_ = 0;
-  int long_blocks_ = 0;
-  int shared_ = 0;  // blocks of the long tile that the first CTA takes
+  bool short_is_done_ = false;  // of the pair
+  int blocks_of_short_ = 0;     // with what starting and ending it takes
 };
 
 // Of a grid of clusters: tiles follow from their index. Sequences with more queries than a tile holds give it more

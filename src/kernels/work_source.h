@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/host_device.h"
+#include "kernels/lanes.h"
 #include "kernels/params.h"
 #include "kernels/schedule.h"
 #include "kernels/work_item.h"
@@ -18,12 +19,7 @@ HA_HOST_DEVICE int find_place(int begin, int end, int x, Until until) {
       int const probe = begin + (lane + 1) * step - 1;
       return probe < end && until(probe) <= x;
     };
-#if defined(__CUDA_ARCH__)
-    int const count = __popc(__ballot_sync(0xffffffff, lies_before(static_cast<int>(threadIdx.x % 32))));
-#else
-    int count = 0;
-    for (int lane = 0; lane < 32; ++lane) { count += lies_before(lane) ? 1 : 0; }
-#endif
+    int const count = number_of_lanes_where(lies_before);
     begin += count * step;
     if (step == 1) { break; }
     end = min_of(end, begin + step - 1);
@@ -46,30 +42,6 @@ HA_HOST_DEVICE WorkFrom work_from(ClusterParams const& cluster, Schedule const& 
   if (cluster.size > 0 && schedule.clusters_suffice(cluster.size)) { return WorkFrom::kClusters; }
   if (cluster.size == 0 && !schedule.by_units()) { return WorkFrom::kDrawnTiles; }
   return WorkFrom::kSchedule;
-}
-
-// Which lanes of a warp `holds` is true for. All lanes; the host asks for one after the other.
-template <class Predicate>
-HA_HOST_DEVICE unsigned lanes_where(Predicate holds) {
-#if defined(__CUDA_ARCH__)
-  return __ballot_sync(0xffffffff, holds(static_cast<int>(threadIdx.x % 32)));
-#else
-  unsigned lanes = 0;
-  for (int lane = 0; lane < 32; ++lane) { lanes |= (holds(lane) ? 1U : 0U) << lane; }
-  return lanes;
-#endif
-}
-
-// Calls `body(lane)` in each lane of a warp, between barriers of the warp.
-template <class Body>
-HA_HOST_DEVICE void in_each_lane(Body body) {
-#if defined(__CUDA_ARCH__)
-  __syncwarp();
-  body(static_cast<int>(threadIdx.x % 32));
-  __syncwarp();
-#else
-  for (int lane = 0; lane < 32; ++lane) { body(lane); }
-#endif
 }
 
 // Units of a chunk that a CTA has not taken yet.

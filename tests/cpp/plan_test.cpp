@@ -148,14 +148,14 @@ TEST_CASE("plan: a grid that waits for its longest tile takes one of 64 rows, if
   auto const rows = [](int batch, int length, int heads_q, int heads_k, int head_dim) {
     return plan(problem(batch, length, length, heads_q, heads_k, head_dim, true), card(132)).tile.rows;
   };
-  CHECK(rows(1, 1024, 8, 1, 128) == 64);  // 64 tiles of 128 rows, half of the SMs
-  CHECK(rows(1, 1024, 8, 8, 256) == 64);
+  CHECK(rows(1, 1024, 8, 8, 256) == 64);   // 64 tiles of 128 rows, half of the SMs
+  CHECK(rows(1, 1024, 8, 1, 128) == 128);  // there two blocks share one
   CHECK(rows(1, 2048, 8, 1, 128) == 128);  // two of them one after the other take as long
   CHECK(rows(1, 4096, 8, 1, 128) == 128);
   CHECK(rows(1, 1024, 16, 16, 256) == 128);
   CHECK(rows(1, 1024, 4, 4, 96) > 64);
   CHECK(rows(1, 1024, 4, 4, 192) > 64);
-  CHECK(explains(plan(problem(1, 1024, 1024, 8, 1, 128, true), card(132)), "few tiles"));
+  CHECK(explains(plan(problem(1, 1024, 1024, 8, 8, 256, true), card(132)), "few tiles"));
 }
 
 TEST_CASE("plan: a dense call takes a tile of the table for the head dims that hold its own") {
@@ -553,7 +553,9 @@ TEST_CASE("plan: lengths on the device ask for the kernels of both classes, or f
                         Case{"batch invariance, more than 16 rows", 5, 1, true, {kDecode, kDecode}, {true, true}},
                         Case{"batch invariance, few queries", 1, 7, true, {kDecode}, {true}}}) {
     CAPTURE(c.why);
-    Problem p = ragged(c.seqlen_q, 8192, 128);
+    Problem p = ragged(c.seqlen_q, 8192, 128, 33);  // more sequences than lanes, which could do without a schedule
+    p.heads_q = 4;
+    p.heads_k = 1;
     p.num_splits = static_cast<int>(c.num_splits);
     p.batch_invariant = c.batch_invariant;
     p.seqused_q = true;  // sequences may have fewer queries than the bound says
@@ -686,7 +688,7 @@ TEST_CASE("plan: no bound on the queries changes the tile of a packed q") {
   auto const pick = [&](std::initializer_list<int> of) { return of.begin()[random() % of.size()]; };
   int small = 0;
   int narrow = 0;
-  for (int i = 0; i < 20'000; ++i) {
+  for (int i = 0; i < 30'000; ++i) {
     int const batch = pick({1, 1, 2, 7, 40});
     Problem p = ragged(70, pick({300, 2000, 8192, 32'768}), 128, batch);
     p.heads_k = pick({1, 2, 8, 32});
@@ -1063,12 +1065,12 @@ TEST_CASE("plan: two blocks share a long tile and a short one where each tile ha
     CHECK(shares(dense(2048, 8, head_dim, true)));
     CHECK_FALSE(shares(dense(2048, 8, head_dim, false)));  // all tiles are as long as each other
     CHECK_FALSE(shares(dense(4096, 8, head_dim, true)));   // two rounds, whose long and short tiles balance
-    CHECK_FALSE(shares(dense(512, 8, head_dim, true)));    // too short to be worth an exchange
+    CHECK_FALSE(shares(dense(256, 8, head_dim, true)));    // too short to be worth an exchange
   }
   CHECK_FALSE(shares(dense(2048, 8, 256, true)));  // no kernel
   Plan const made = dense(2048, 8, 128, true);
   CHECK(made.tiles == 128);
-  CHECK(made.ctas == 128);
+  CHECK(made.ctas == 132);  // the longest four tiles are alone in theirs
   CHECK(made.workspace_bytes == 0);
   CHECK(explains(made, "in clusters of two"));
 
@@ -1091,7 +1093,7 @@ TEST_CASE("plan: two blocks share a long tile and a short one where each tile ha
   for (int const margin : {1, 60, 131}) {  // clusters take several pairs, which are the same ones
     p.sm_margin = margin;
     CHECK(shares(plan(p, card(132))));
-    CHECK(plan(p, card(132)).ctas == std::clamp((132 - margin) / 2 * 2, 2, 128));
+    CHECK(plan(p, card(132)).ctas == std::max((132 - margin) / 2 * 2, 2));
   }
   p.sm_margin = 0;
   auto const takes_schedule = [&](auto const& change) {
@@ -1100,9 +1102,12 @@ TEST_CASE("plan: two blocks share a long tile and a short one where each tile ha
     Plan const changed = plan(other, card(132));
     return changed.listed && !shares(changed);
   };
-  CHECK(takes_schedule([](Problem& q) { q.batch = 2; }));  // which may differ in length
   CHECK(takes_schedule([](Problem& q) { q.batch_invariant = true; }));
-  CHECK(takes_schedule([](Problem& q) { q.seqused_q = true; }));  // of whose rows some may not count
+  CHECK(takes_schedule([](Problem& q) { q.batch = 33; }));  // more than lanes
+  CHECK(takes_schedule([](Problem& q) {                     // more than a tile for each SM
+    q.batch = 20;
+    q.total_q = 4500;
+  }));
   CHECK_FALSE(shares(plan(
       [&] {
         Problem q = p;
@@ -1112,14 +1117,49 @@ TEST_CASE("plan: two blocks share a long tile and a short one where each tile ha
       card(132))));
 }
 
+TEST_CASE("plan: two blocks share tiles of several sequences, whatever lengths these have") {
+  Problem p = ragged(1500, 1500, 128, 4);
+  p.heads_q = 8;
+  p.heads_k = 1;
+  p.packed_q = true;
+  p.total_q = 1900;
+  p.keys = KeyLayout::kPaged;
+  p.mask.right = 0;
+  for (int const splits : {0, 1, 3}) {
+    p.num_splits = splits;
+    Plan const made = plan(p, card(132));
+    REQUIRE(made.kernels.size() == 1);
+    CHECK(is_paired(made.kernels.front()));
+    CHECK_FALSE((made.listed || made.makes_schedule));
+    CHECK(made.tiles == (1900 + 4 * 15) / 16);  // of 16 queries, of which each sequence may leave some out
+    CHECK(made.kernels.front().pairs == 66);
+    CHECK(made.workspace_bytes == 0);
+  }
+  auto const shares = [&](auto const& change) {
+    Problem other = p;
+    change(other);
+    return is_paired(plan(other, card(132)).kernels.front());
+  };
+  CHECK(shares([](Problem& q) { q.seqused_q = true; }));
+  CHECK(shares([](Problem& q) { q.mask.right = kUnlimited, q.total_q = 1000; }));  // each tile has two SMs
+  CHECK_FALSE(shares([](Problem& q) { q.mask.right = kUnlimited; }));              // alike, as far as is known
+  CHECK_FALSE(shares([](Problem& q) { q.seqlen_k = 512; }));                       // too short to be worth an exchange
+  p.num_splits = 0;
+  p.total_q = 500;
+  CHECK(shares([](Problem& q) { q.seqlen_k = 2048; }));
+  CHECK_FALSE(shares([](Problem& q) { q.seqlen_k = 32'768; }));  // so long that chunks on all SMs are worth merging
+}
+
 TEST_CASE("plan: what tiles take is computed for as many keys as a call may have") {
   Problem p = ragged(2048, 1 << 29, 128, 1);
   p.heads_q = p.heads_k = 1;
   p.packed_q = true;
-  p.total_q = 2048;
+  p.total_q = 132 * 128;
   p.keys = KeyLayout::kPaged;
   p.num_splits = 1;
   CHECK_FALSE(is_paired(plan(p, card(132)).kernels.front()));  // all tiles are as long as each other
+  p.total_q = 2048;
+  CHECK(is_paired(plan(p, card(132)).kernels.front()));  // 16 tiles, and eight SMs for each
 }
 
 TEST_CASE("plan: whole tiles of one sequence need no schedule in up to two rounds of the grid") {
@@ -1142,10 +1182,56 @@ TEST_CASE("plan: whole tiles of one sequence need no schedule in up to two round
     return plan(other, card(132)).listed;
   };
   CHECK(takes_schedule([](Problem& q) { q.total_q = q.seqlen_q = q.seqlen_k = 4096; }));  // more rounds
-  CHECK(takes_schedule([](Problem& q) { q.batch = 2; }));
+  CHECK(takes_schedule([](Problem& q) { q.batch = 33; }));                                // more than lanes
   CHECK(takes_schedule([](Problem& q) { q.batch_invariant = true; }));
-  CHECK(takes_schedule([](Problem& q) { q.seqused_q = true; }));
   CHECK(takes_schedule([](Problem& q) { q.sm_margin = 10; }));  // a block for each tile leaves no SM free
+}
+
+TEST_CASE("plan: blocks find the tiles of few sequences by themselves in up to two rounds of the grid") {
+  Problem p = ragged(600, 900, 128, 4);
+  p.packed_q = true;
+  p.total_q = 900;
+  p.keys = KeyLayout::kPaged;
+  p.mask.right = 0;
+  for (int const splits : {0, 1}) {
+    p.num_splits = splits;
+    Plan const made = plan(p, card(132));  // 32/8 heads
+    REQUIRE(made.kernels.size() == 1);
+    CHECK(made.kernels.front().ranked);
+    CHECK_FALSE((made.listed || made.makes_schedule));
+    CHECK(made.tiles == (900 + 4 * 31) / 32 * 8);
+    CHECK(made.ctas == 132);
+    CHECK(made.workspace_bytes == 0);
+    CHECK(explains(made, "4 sequences, ranked by the blocks themselves"));
+  }
+  auto const is_ranked = [&](auto const& change) {
+    Problem other = p;
+    change(other);
+    return plan(other, card(132)).kernels.front().ranked;
+  };
+  CHECK(is_ranked([](Problem& q) { q.seqused_q = true; }));
+  CHECK(is_ranked([](Problem& q) { q.total_q = 930; }));
+  CHECK_FALSE(is_ranked([](Problem& q) { q.total_q = 1000; }));  // more rounds
+  CHECK_FALSE(is_ranked([](Problem& q) { q.batch = 33; }));
+  CHECK_FALSE(is_ranked([](Problem& q) { q.head_dim = q.head_dim_v = 256; }));  // no registers for it
+  CHECK_FALSE(is_ranked([](Problem& q) { q.batch_invariant = true; }));
+  CHECK_FALSE(is_ranked([](Problem& q) { q.softcap = 30.0F; }));
+}
+
+TEST_CASE("plan: no further kernels where few sequences can have few queries, on few keys") {
+  auto const kernels = [](int batch, int total_q, int keys) {
+    Problem p = ragged(1000, keys, 128, batch);
+    p.packed_q = true;
+    p.total_q = total_q;
+    p.keys = KeyLayout::kPaged;
+    p.mask.right = 0;
+    p.num_splits = 0;
+    return plan(p, card(132)).kernels.size();
+  };
+  CHECK(kernels(8, 3433, 1000) == 1);
+  CHECK(kernels(8, 3433, 30'000) == 2);  // a decode kernel reads long ones faster
+  CHECK(kernels(60, 3433, 1000) == 2);   // up to 57 sequences of one query
+  CHECK(kernels(60, 57'000, 1000) == 1);
 }
 
 TEST_CASE("plan: more units than can be counted are not cut") {

@@ -18,11 +18,12 @@
 
 #include "hopper_attention/testing.h"
 #include "host/cluster_params.h"
-#include "host/paired_tiles.h"
 #include "host/plan_request.h"
+#include "host/ranked_tiles.h"
 #include "host/schedule_shape.h"
 #include "host/tile_list.h"
 #include "kernels/parted_tile.h"
+#include "kernels/ranked_tiles.h"
 #include "kernels/schedule_params.h"
 #include "kernels/tile_sources.h"
 #include "kernels/tile_work.h"
@@ -91,8 +92,9 @@ AttentionParams params_of(Call& call, KernelPlan const& kernel) {
   p.most_queries = kernel.most_queries;
   p.cluster = cluster_params(call.plan, kernel, call.problem.heads_q);
   set_metadata(p.cluster, call.plan, call.metadata.data());
-  if (is_paired(kernel)) {
-    p.pairs = paired_tiles(call.problem, kernel.tile, call.plan.packed_heads, kernel.ctas);
+  if (is_paired(kernel) || kernel.ranked) {
+    p.ranked = ranked_tiles(call.plan, kernel, call.problem);
+    if (is_paired(kernel)) { p.pairs = paired_tiles(kernel); }
   } else if (!call.plan.listed && call.plan.cluster == 0) {
     p.scheduler = tile_list(call.plan, kernel, call.problem);
     p.parts = equal_parts(kernel);
@@ -392,16 +394,42 @@ std::string run_kernel(AttentionParams const& params, KernelPlan const& kernel, 
 std::vector<Done> run_tile_list(AttentionParams const& params, KernelPlan const& kernel) {
   std::vector<Done> done;
   for (int cta = 0; cta < kernel.ctas; ++cta) {
-    DenseWorkSource source(params, cta, params.parts.on());
-    for (;;) {
-      WorkItem item = kStaleItem;
-      Sequence sequence{};
-      source.next(item, sequence, 0);
-      if (item.place < 0) { break; }
-      done.push_back({item, tile_work(params, slabs_of(kernel.tile), kernel.tile.keys, item, sequence), cta, -1});
+    auto const run = [&](auto source) {
+      for (;;) {
+        WorkItem item = kStaleItem;
+        Sequence sequence{};
+        source.next(item, sequence, 0);
+        if (item.place < 0) { break; }
+        done.push_back({item, tile_work(params, slabs_of(kernel.tile), kernel.tile.keys, item, sequence), cta, -1});
+      }
+    };
+    if (kernel.ranked) {
+      run(RankedTileSource(params, kernel.tile.keys, cta));
+    } else {
+      run(DenseWorkSource(params, cta, params.parts.on()));
     }
   }
   return done;
+}
+
+// Of tiles by rank, which are in order of their length as far as they are alike or get longer by as many keys as they
+// have queries.
+std::string rank_fault(AttentionParams const& params, KernelPlan const& kernel, std::vector<Done> const& done) {
+  std::map<int, int> rounds;                  // of a CTA, so far
+  std::map<std::pair<int, int>, int> blocks;  // by round, and place in it
+  for (Done const& d : done) {
+    if (d.work.queries.last < d.work.queries.first) { return "a tile without queries"; }
+    int const round = rounds[d.cta]++;
+    blocks[{round, round % 2 == 0 ? d.cta : -d.cta}] = d.work.range.blocks();
+  }
+  // Blocks may begin before the first key of a sequence, and the first tile of one may lack a slab.
+  int const tolerance = 1 + ceil_div(params.ranked.queries.divisor, kernel.tile.keys);
+  int least = 1 << 30;
+  for (auto const& [place, count] : blocks) {
+    if (count > least + tolerance) { return "a tile behind shorter ones"; }
+    least = std::min(least, count);
+  }
+  return "";
 }
 
 // Of a grid of clusters that share two tiles. `fault`: of what the two CTAs must agree on, and have as much of.
@@ -412,11 +440,12 @@ std::vector<Done> run_pairs(AttentionParams const& params, KernelPlan const& ker
     bool const first = cta % 2 == 0;
     if (first) { sent.clear(); }
     std::size_t taken = 0;
-    PairedTileSource source(params, slabs_of(kernel.tile), kernel.tile.keys, cta);
+    PairedTileSource<AlikeTiles> alike(params, slabs_of(kernel.tile), kernel.tile.keys, cta);
+    PairedTileSource<RankedTiles> ranked(params, slabs_of(kernel.tile), kernel.tile.keys, cta);
     for (int calls = 0;; ++calls) {
       WorkItem item = kStaleItem;
       Sequence sequence{};
-      source.next(item, sequence, 0);
+      params.ranked.alike > 0 ? alike.next(item, sequence, 0) : ranked.next(item, sequence, 0);
       if (item.place < 0) { break; }
       if (calls > 100'000) { fault = "no end"; }
       if (!fault.empty()) { return done; }
@@ -639,7 +668,7 @@ std::string run_clusters(AttentionParams const& params, KernelPlan const& kernel
 struct Seen {
   int by_units = 0, by_tiles = 0, fixed = 0, alike = 0, parted = 0, two_kernels = 0, clusters = 0, drawn = 0;
   int two_decode_kernels = 0;
-  int by_index = 0;
+  int by_index = 0, by_rank = 0;
   int in_equal_parts = 0, whole_instead = 0;
   int in_pairs = 0, whole_of_pairs = 0;
   int clusters_by_schedule = 0, drawn_by_schedule = 0, units_by_schedule = 0;
@@ -757,7 +786,8 @@ std::string pairs_fault(Call& call, KernelPlan const& kernel, Seen& seen) {
   auto const tiles = parts_of_tiles(params, done);
   for (auto const& [name, parts] : tiles) { ++(parts.size() > 1 ? seen.in_pairs : seen.whole_of_pairs); }
   bool const one_pair = params.pairs.clusters == params.pairs.pairs;
-  bool const all_exist = sequence_at(call.sequences, 0).len.q == query_rows_of_sequence(call.problem);
+  bool const all_exist =
+      params.ranked.alike == 0 || sequence_at(call.sequences, 0).len.q == query_rows_of_sequence(call.problem);
   if (one_pair && all_exist && !are_equal(params, done)) {
     return "one of two blocks that share a tile has more to do";
   }
@@ -772,11 +802,16 @@ std::string call_fault(Call& call, Random& random, Seen& seen) {
   if (!call.plan.listed) {
     KernelPlan const& kernel = call.plan.kernels.front();
     if (is_paired(kernel)) { return pairs_fault(call, kernel, seen); }
-    if (!call.problem.ragged && kernel.equal_parts == 1) { return ""; }
+    if (!call.problem.ragged && kernel.equal_parts == 1 && !kernel.ranked) { return ""; }
     AttentionParams const params = params_of(call, kernel);
     std::vector<Done> const done = run_tile_list(params, kernel);
     auto const tiles = parts_of_tiles(params, done);
     std::string fault = coverage_fault(call, kernel, params, tiles);
+    if (kernel.ranked) {
+      ++seen.by_rank;
+      bool const in_order = units_rise(params.mask) || params.mask == MaskParams{};
+      return fault.empty() && in_order ? rank_fault(params, kernel, done) : fault;
+    }
     if (kernel.equal_parts == 1) {
       ++seen.by_index;
       return fault;
@@ -951,7 +986,7 @@ TEST_CASE("schedule: tiles of 256 rows are computed once where metadata count th
   Random random(9);
   Seen seen;
   int larger = 0;
-  for (int i = 0; i < 800; ++i) {
+  for (int i = 0; i < 1000; ++i) {
     Request r;
     r.head_dim = 64;
     r.heads_k = one_of<int>(random, {2, 8, 16});
@@ -1034,6 +1069,124 @@ TEST_CASE("schedule: tiles of one sequence, and of alike ones, are computed once
   }
   CHECK(seen.in_pairs > 5000);
   CHECK(seen.whole_of_pairs > 5000);
+}
+
+// A few sequences, some of them without queries or keys.
+std::vector<SeqlenQK> some_lengths(Random& random, int most_sequences, int most_queries) {
+  std::vector<SeqlenQK> lengths;
+  int const batch = pick(random, 1, most_sequences);
+  for (int b = 0; b < batch; ++b) {
+    int const kind = pick(random, 0, 9);
+    int const q = kind == 0 ? 0 : kind == 1 ? 1 : pick(random, 1, std::max(1, 2 * most_queries / batch));
+    int const k = std::max(0, q + one_of<int>(random, {0, 0, -100, 500, pick(random, 0, 2500)}));
+    lengths.push_back({q, pick(random, 0, 15) == 0 ? 0 : k});
+  }
+  return lengths;
+}
+
+TEST_CASE("schedule: blocks that find the tiles of few sequences by themselves, alone or in pairs, leave none out") {
+  Random random(17);
+  Seen seen;
+  for (int i = 0; i < 3000; ++i) {
+    Request r;
+    r.heads_k = one_of<int>(random, {1, 2, 8});
+    r.heads_q = r.heads_k * one_of<int>(random, {1, 3, 4, 8});
+    r.head_dim = one_of<int>(random, {64, 128});
+    r.sm_count = one_of<int>(random, {114, 132});
+    r.options.num_splits = one_of<int>(random, {0, 1});
+    r.options.causal = pick(random, 0, 4) > 0;
+    if (pick(random, 0, 5) == 0) { r.options.window_left = pick(random, 0, 2000); }
+    if (pick(random, 0, 5) == 0) { r.options.window_right = pick(random, 0, 300); }
+    r.options.sm_margin = pick(random, 0, 9) == 0 ? 40 : 0;
+    r.packed_q = pick(random, 0, 4) > 0;
+    r.packed_k = pick(random, 0, 3) == 0;
+    r.page_unit = r.packed_k ? 1 : one_of<int>(random, {1, 16, 64});
+    r.leftpad = !r.packed_k && pick(random, 0, 3) == 0 ? 70 : 0;
+    r.slack = pick(random, 0, 2) == 0 ? pick(random, 0, 300) : 0;
+    r.lengths = some_lengths(random, pick(random, 0, 3) == 0 ? 32 : 6, 24'000 / r.heads_q);
+    CAPTURE(i);
+    CAPTURE(text_of(r));
+    Call call;
+    make_call(r, call);
+    if (call.plan.kernels.empty()) { continue; }
+    KernelPlan const& kernel = call.plan.kernels.front();
+    if (!is_paired(kernel) && !kernel.ranked) { continue; }
+    REQUIRE(call_fault(call, random, seen) == "");
+  }
+  CHECK(seen.in_pairs > 5000);
+  CHECK(seen.whole_of_pairs > 5000);
+  CHECK(seen.by_rank > 200);
+}
+
+TEST_CASE("schedule: two blocks share tiles of a window that is longer than the prompt as under a causal mask") {
+  for (bool const alone : {true, false}) {
+    Request r;
+    r.heads_q = 8;
+    r.heads_k = 1;
+    r.options.num_splits = 1;
+    r.options.causal = true;
+    r.options.window_left = 4096;
+    r.lengths = {SeqlenQK{1900, 1900}};
+    if (!alone) { r.lengths.push_back({60, 60}); }
+    Call call;
+    make_call(r, call);
+    KernelPlan const& kernel = call.plan.kernels.front();
+    REQUIRE(is_paired(kernel));
+    std::string fault;
+    AttentionParams const params = params_of(call, kernel);
+    std::vector<Done> const done = run_pairs(params, kernel, fault);
+    CHECK(fault == "");
+    std::map<int, int> blocks;  // of a CTA
+    for (Done const& d : done) { blocks[d.cta] += d.work.range.blocks(); }
+    int longest = 0;
+    for (auto const& [cta, count] : blocks) { longest = std::max(longest, count); }
+    CHECK(longest <= 11);  // of tiles of up to 15 blocks
+  }
+}
+
+TEST_CASE("RankedTiles: every tile has one rank, and longer ones of a causal call come first") {
+  Random random(19);
+  for (int i = 0; i < 3000; ++i) {
+    std::vector<SeqlenQK> const lengths = some_lengths(random, 32, 3000);
+    std::vector<int> starts{0};
+    std::vector<int> used;
+    for (SeqlenQK const len : lengths) {
+      starts.push_back(starts.back() + len.q);
+      used.push_back(len.k);
+    }
+    int const heads = one_of<int>(random, {1, 3, 8});
+    int const queries = one_of<int>(random, {16, 48, 128});
+    int const keys = one_of<int>(random, {64, 128});
+    AttentionParams params{};
+    params.sequences = {.cu_seqlens_q = starts.data(),
+                        .seqused_k = used.data(),
+                        .batch = static_cast<int>(lengths.size()),
+                        .seqlen_q = starts.back(),
+                        .capacity_k = 1 << 20};
+    params.mask = {.left = kUnlimited, .right = one_of<int>(random, {0, 0, 70, kUnlimited})};
+    params.ranked = {.queries = FastDivmod(queries), .head_groups = FastDivmod(heads)};
+    RankedTiles const ranked(params, keys);
+    std::map<std::tuple<int, int, int>, int> ranks;
+    int least = 1 << 30;
+    for (int rank = 0; rank < ranked.count(); ++rank) {
+      Tile const tile = ranked.tile(rank);
+      REQUIRE(tile.batch >= 0);
+      SeqlenQK const len = lengths[static_cast<std::size_t>(tile.batch)];
+      REQUIRE((tile.m >= 0 && tile.m < ceil_div(len.q, queries)));
+      ++ranks[{tile.batch, tile.m, tile.head}];
+      int const from_end = ceil_div(len.q, queries) - 1 - tile.m;  // full tiles end the sequence
+      int const last = len.q - from_end * queries - 1;
+      KeyInterval const seen = visible(params.mask, last, len);
+      int const blocks = ceil_div(seen.end - seen.begin, keys);
+      REQUIRE(blocks <= least);
+      least = blocks;
+    }
+    std::size_t all = 0;
+    for (SeqlenQK const len : lengths) { all += static_cast<std::size_t>(ceil_div(len.q, queries) * heads); }
+    REQUIRE(ranks.size() == all);
+    REQUIRE(ranked.count() == static_cast<int>(all));
+    REQUIRE(ranked.tile(ranked.count()).batch < 0);
+  }
 }
 
 TEST_CASE("schedule: where the bound is what a page table has room for, lengths decide between clusters and units") {
@@ -1416,7 +1569,10 @@ TEST_CASE("schedule: a graph that was captured with rows for the longest of all 
     call.sequences.cu_seqlens_k = call.lengths.cu_seqlens_k.data();
     KernelPlan const& kernel = call.plan.kernels.front();
     AttentionParams const params = params_of(call, kernel);
-    REQUIRE(coverage_fault(call, kernel, params, parts_of_tiles(params, run_tile_list(params, kernel))) == "");
+    std::string fault;
+    std::vector<Done> const done = is_paired(kernel) ? run_pairs(params, kernel, fault) : run_tile_list(params, kernel);
+    REQUIRE(fault == "");
+    REQUIRE(coverage_fault(call, kernel, params, parts_of_tiles(params, done)) == "");
   }
 }
 
@@ -1542,7 +1698,7 @@ TEST_CASE("schedule: more units than can be counted are taken as whole tiles") {
 TEST_CASE("schedule: kernels of prefill and decode, which run beside each other, draw from counters of their own") {
   Request request;
   request.options.num_splits = 0;
-  request.lengths.assign(5, SeqlenQK{1, 3000});
+  request.lengths.assign(40, SeqlenQK{1, 3000});
   request.lengths.push_back({4000, 4000});
   Call call;
   make_call(request, call);

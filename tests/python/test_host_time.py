@@ -8,11 +8,13 @@ does not pass.
 from __future__ import annotations
 
 import contextlib
+import re
 import statistics
 import timeit
 
 import pytest
 
+import hopper_attention
 from hopper_attention import cache, interface, schedule, watching
 
 torch = pytest.importorskip("torch")
@@ -83,6 +85,24 @@ def mode_of(case):
 
 def test_every_case_of_the_benchmark_without_cuda_calls_is_bounded():
     assert set(LIMITS) == {case.name for case in host.CASES}
+
+
+@pytest.mark.parametrize("case", host.HOST_CASES, ids=lambda case: case.case.name)
+def test_as_many_launches_as_the_name_says(case):
+    """Calls that once took several may need fewer by a better plan; then another call has to take their place."""
+    shape = case.case
+    plan = hopper_attention.plan(
+        device="H200", batch=shape.batch, max_seqlen_q=shape.seqlen_q, max_seqlen_k=shape.most_keys,
+        heads_q=shape.heads_q, heads_kv=shape.heads_k, head_dim=shape.head_dim, head_dim_v=shape.dv, dtype="bf16",
+        causal=shape.causal, page_size=shape.page_size or None, num_splits=case.splits,
+        lengths_on_device=shape.call != "dense", total_q=sum(shape.q_lengths) if shape.call == "varlen" else None,
+    )  # fmt: skip
+    text = plan.explain()
+    makes_schedule = "a kernel makes it first" in text and "metadata" in case.without
+    attention = 2 if ", and a decode kernel" in text else 1
+    merges = not re.search(r"^  splits +1:", text, re.MULTILINE)
+    said = re.search(r"\((\d) launches\)", shape.name)
+    assert makes_schedule + attention + merges + case.appends == (int(said[1]) if said else 1), text
 
 
 @pytest.mark.parametrize("case", host.HOST_CASES, ids=lambda case: case.case.name)

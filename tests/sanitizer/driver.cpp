@@ -36,6 +36,8 @@ constexpr int kSkipped = 77;
 constexpr int kTailRows = 2;   // rows of a packed q behind all sequences
 constexpr int kSpareRows = 3;  // rows of a dense cache behind the longest sequence
 constexpr int kUnusedPage = 2147480000;
+constexpr int kMostBlockKeys = 256;  // rows of K or V that a box of any kernel has at most
+constexpr int kMostSlabRows = 64;    // the same of out
 
 float normal(std::uint32_t seed) {  // about: the sum of four uniform numbers
   float sum = 0.0F;
@@ -131,6 +133,7 @@ class Call {
     if (append_) { rotate_truth(); }
     Values out(case_.dtype, elements(args_.out));
     memory_.fetch(out.bytes().data(), args_.out.data, out.bytes().size());
+    if (!memory_.room_is_untouched(args_.out.data, out.bytes().size())) { return "memory behind out was written"; }
     std::optional<Values> lse;
     if (case_.lse) {
       lse.emplace(DataType::kFloat32, elements(args_.softmax_lse));
@@ -200,8 +203,12 @@ class Call {
         put(v, v_, k_starts_[static_cast<std::size_t>(b)] + j, slot(b, j + c.leftpad));
       }
     }
-    void* const data_k = memory_.take(k.bytes().data(), k.bytes().size());
-    void* const data_v = memory_.take(v.bytes().data(), v.bytes().size());
+    auto const in_memory = [&](Values& values) {
+      return c.layout == Keys::kPaged ? memory_.take(values.bytes().data(), values.bytes().size())
+                                      : memory_.take_with_room(values.bytes(), kMostBlockKeys);
+    };
+    void* const data_k = in_memory(k);
+    void* const data_v = in_memory(v);
     auto const shaped = [&](void* data, int columns) {
       if (c.layout == Keys::kPacked) { return tensor(data, c.dtype, {rows, c.heads_k, columns}); }
       std::int64_t const inner = c.layout == Keys::kPaged ? c.page_size : depth;
@@ -292,7 +299,7 @@ class Call {
     // Results are initialised, because rows of no sequence are read here, and because initcheck need not know of what
     // TMA stored.
     auto const place = [&](Values& values) { return memory_.take(values.bytes().data(), values.bytes().size()); };
-    args_.out = shaped(place(out), c.head_dim_v);
+    args_.out = shaped(memory_.take_with_room(out.bytes(), kMostSlabRows), c.head_dim_v);
     if (c.lse) {
       void* const at = place(lse);
       args_.softmax_lse = c.packed_q ? tensor(at, DataType::kFloat32, {c.heads_q, rows})

@@ -1,5 +1,6 @@
 // Device memory of a case, each tensor an allocation of its own of exactly its size, so that the tools see every byte
-// beyond it. Without a GPU host memory stands in for it, for checks of arguments and plans alone.
+// beyond it; but for those that take_with_room() is for. Without a GPU host memory stands in for it, for checks of
+// arguments and plans alone.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -114,6 +115,26 @@ class Memory {
       std::memcpy(p, from, bytes);
     }
     return p;
+  }
+
+  // For tensors whose maps have every row once for each row of a box (ClippedBox), at overlapping addresses: memcheck
+  // takes the product of a map's extents for the size of what it describes, and lets no box be loaded if the allocation
+  // is smaller, wherever the box lies. The room is filled as Values are where nothing was set: with NaN.
+  void* take_with_room(std::vector<std::uint8_t> const& values, int most_copies) {
+    std::size_t const bytes = values.size(), all = bytes * static_cast<std::size_t>(most_copies);
+    if (!on_gpu_) { return take(values.data(), bytes); }
+    void* const p = take(all);
+    check(cudaMemset(p, 0xFF, all));
+    put(p, values.data(), bytes);
+    return p;
+  }
+
+  // Whether nobody wrote behind a tensor of take_with_room(), as far again as it is long.
+  bool room_is_untouched(void const* p, std::size_t bytes) const {
+    if (!on_gpu_) { return true; }
+    std::vector<std::uint8_t> room(bytes);
+    fetch(room.data(), static_cast<std::uint8_t const*>(p) + bytes, bytes);
+    return std::all_of(room.begin(), room.end(), [](std::uint8_t b) { return b == 0xFF; });
   }
 
   void put(void* to, void const* from, std::size_t bytes) const {

@@ -44,26 +44,28 @@ def _case(name: str, call: str, page_size: int = 0, queries: int = 1, batch: int
     return Case("host", name, batch, queries, 128, 32, 8, 128, causal=page_size > 0, call=call, page_size=page_size)
 
 
+MANY = 33  # sequences: more than a warp has lanes
+
 HOST_CASES = [
     HostCase(_case("dense", "dense"), ONE_LAUNCH_US),
     HostCase(_case("dense, out allocated", "dense"), ONE_LAUNCH_US + ALLOCATING_US, without=("out",)),
     HostCase(_case("paged", "varlen", 16), ONE_LAUNCH_US),
     HostCase(_case("paged, out allocated", "varlen", 16), ONE_LAUNCH_US + ALLOCATING_US, without=("out",)),
     HostCase(_case("paged cache", "cache", 16), ONE_LAUNCH_US),
-    # So many queries that no decode path takes the call, of two sequences, since one needs no schedule: schedule, prefill.
-    # Keys so long that tiles may be cut, beside a single query: prefill, decode, combine.
+    # So many queries that no decode path takes the call, of more sequences than do without a schedule: schedule, prefill.
+    # Keys so long that tiles may be cut, beside single queries: prefill, decode, combine.
     HostCase(
-        _case("paged, schedule made (2 launches)", "varlen", 16, queries=32, batch=2),
+        _case("paged, schedule made (2 launches)", "varlen", 16, queries=32, batch=MANY),
         ONE_LAUNCH_US + LAUNCH_US,
         without=("metadata",),
     ),
     HostCase(
         Case(
-            *("host", "paged, mixed batch (3 launches)", 2, 32, 4096, 32, 8, 128),
+            *("host", "paged, mixed batch (3 launches)", MANY, 32, 4096, 32, 8, 128),
             call="varlen",
             page_size=16,
-            lengths=(4096, 4096),
-            queries=(32, 1),
+            lengths=(4096,) + (16,) * (MANY - 1),
+            queries=(32,) + (1,) * (MANY - 1),
         ),
         ONE_LAUNCH_US + 2 * LAUNCH_US,
         splits=0,

@@ -207,8 +207,19 @@ def mixed() -> list[Case]:
     ]  # fmt: skip
 
 
+# Name: (queries, keys) of the sequences of a call that leaves most of the card idle.
+FEW_SEQUENCES = {
+    "4 prompts of 90 to 1,200": ((300, 300), (700, 700), (1200, 1200), (90, 90)),
+    "6 prompts of 100 to 600": tuple((n, n) for n in range(100, 700, 100)),
+    "prompts of 2k, 64 and 300": ((2048, 2048), (64, 64), (300, 300)),
+    "4 chunks of 128 on 2k": ((128, 2048),) * 4,
+    "512 and 16 x 1 on 1.5k": ((512, 512), *(((1, 1500),) * 16)),
+    "512 on 8k and on 2k": ((512, 8192), (512, 2048)),
+}
+
+
 def short() -> list[Case]:
-    """A prompt, or a chunk of one behind keys that are there already, that alone leaves most of the card idle."""
+    """A prompt, a chunk of one behind keys that are there already, or a few of these, that leave most of the card idle."""
     suite = "short"
     return [
         Case(*(suite, f"{count(queries)} on {count(keys)}, {heads_q}/{heads_k}, d{head_dim}", 1, queries, keys),
@@ -216,6 +227,12 @@ def short() -> list[Case]:
         for heads_q, heads_k, head_dim in ((8, 1, 128), (32, 8, 128), (8, 1, 64), (64, 8, 64))
         for queries, keys in ((512, 512), (1024, 1024), (2048, 2048), (4096, 4096), (8192, 8192),
                               (128, 8192), (512, 8192), (2048, 8192))
+    ] + [
+        Case(suite, f"{name}, {heads_q}/{heads_k}, d{head_dim}", len(sequences), max(q for q, _ in sequences),
+             max(k for _, k in sequences), heads_q, heads_k, head_dim, call="varlen", page_size=16, goal=1.00,
+             queries=tuple(q for q, _ in sequences), lengths=tuple(k for _, k in sequences))
+        for heads_q, heads_k, head_dim in ((8, 1, 128), (32, 8, 128), (8, 1, 64))
+        for name, sequences in FEW_SEQUENCES.items()
     ]  # fmt: skip
 
 

@@ -16,8 +16,8 @@ from gpu.batches import (  # noqa: E402
     make,
     require_same,
 )
+from gpu.few_sequences import LAYOUTS, require_graph_serves  # noqa: E402
 from gpu.fixed_splits import plan_of  # noqa: E402
-from gpu.one_sequence import LAYOUTS, require_graph_serves  # noqa: E402
 from gpu.support import MAIN, small_masks  # noqa: E402
 from gpu.test_grid import name_of  # noqa: E402
 
@@ -93,7 +93,8 @@ def test_parts_do_not_change_from_run_to_run_and_leave_metadata_alone():
 def test_a_graph_of_parts_serves_other_lengths():
     """Long and short, where one thread block takes each tile alone."""
     case = chunk("captured", 100, 8000, causal=True, keys="paged")
-    require_graph_serves(case, [(100, 8000), (100, 400), (3, 8000), (100, 1537), (0, 0), (64, 64), (100, 5000)])
+    lengths = [(100, 8000), (100, 400), (3, 8000), (100, 1537), (0, 0), (64, 64), (100, 5000)]
+    require_graph_serves(case, [(of_one,) for of_one in lengths])
 
 
 @pytest.mark.parametrize("metadata", [False, True], ids=["", "metadata"])

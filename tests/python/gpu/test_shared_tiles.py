@@ -19,8 +19,8 @@ from gpu.batches import (  # noqa: E402
     make,
     require_same,
 )
+from gpu.few_sequences import LAYOUTS, require_graph_serves  # noqa: E402
 from gpu.fixed_splits import plan_of  # noqa: E402
-from gpu.one_sequence import LAYOUTS, require_graph_serves  # noqa: E402
 from gpu.support import small_masks  # noqa: E402
 
 pytestmark = pytest.mark.gpu
@@ -119,7 +119,7 @@ def test_a_graph_serves_other_lengths(shared):
     assert is_shared(case) == shared
     assert "schedule: none" in "\n".join(plan_of(case).reasons)
     lengths = [(1900, 4000), (1900, 1900), (3, 4000), (100, 1537), (0, 0), (64, 64), (1500, 20), (1337, 3000)]
-    require_graph_serves(case, lengths)
+    require_graph_serves(case, [(of_one,) for of_one in lengths])
 
 
 @pytest.mark.parametrize("head_dim", [64, 96, 128, 192, 256])

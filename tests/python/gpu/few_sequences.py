@@ -1,6 +1,8 @@
-"""Calls of one sequence, whose tiles follow from their index: in which layouts, and whether a captured call serves others."""
+"""Calls of few sequences, whose tiles need no schedule: in which layouts, and whether a captured call serves others."""
 
 from __future__ import annotations
+
+import itertools
 
 import torch
 
@@ -11,8 +13,8 @@ LAYOUTS = [{"keys": "packed"}, {"call": "cache", "keys": "dense", "leftpad": 70}
 ]
 
 
-def require_graph_serves(case: Batch, lengths: list[tuple[int, int]]) -> None:
-    """A graph of `case`, replayed with other (queries, keys), equals the eager call bit by bit."""
+def require_graph_serves(case: Batch, lengths: list[tuple[tuple[int, int], ...]]) -> None:
+    """A graph of `case`, replayed with other (queries, keys) of its sequences, equals the eager call bit by bit."""
     made = make(case)
     results = new_results(made)
     attend(made, results)
@@ -20,13 +22,14 @@ def require_graph_serves(case: Batch, lengths: list[tuple[int, int]]) -> None:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         attend(made, results)
-    for queries, keys in lengths:
-        made.lengths["cu_seqlens_q"].copy_(int32([0, queries]))
-        made.lengths["seqused_k"].copy_(int32([keys]))
+    for of_sequences in lengths:
+        starts = itertools.accumulate((queries for queries, _ in of_sequences), initial=0)
+        made.lengths["cu_seqlens_q"].copy_(int32(list(starts)))
+        made.lengths["seqused_k"].copy_(int32([keys for _, keys in of_sequences]))
         found = []
         for run in (graph.replay, lambda: attend(made, results)):
             for x in results:
                 x.fill_(7.0)
             run()
             found.append(tuple(x.clone() for x in results))
-        require_same(case, f"{queries} queries on {keys} keys", *found)
+        require_same(case, f"queries and keys {of_sequences}", *found)

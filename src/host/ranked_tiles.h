@@ -1,0 +1,61 @@
+// Plan -> what a kernel is told about tiles of few sequences that are found by their rank, and shared by two blocks.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "hopper_attention/forward.h"
+#include "host/schedule_shape.h"
+#include "kernels/lanes.h"
+#include "kernels/paired_tiles.h"
+#include "kernels/tile_config.h"
+#include "kernels/tile_geometry.h"
+
+namespace hopper_attention {
+
+// Whether a lane of a warp can hold each sequence of a call.
+inline bool tiles_have_ranks(Problem const& problem) { return problem.batch <= kLanes; }
+
+// Tiles that sequences of a call have at most: each may end with one that is not full.
+inline std::int64_t most_tiles(Problem const& problem, TileConfig const& tile, int packed_heads) {
+  std::int64_t const queries = tile_shape(tile, packed_heads, false).queries;
+  std::int64_t const of_group = problem.packed_q ? (problem.total_q + problem.batch * (queries - 1)) / queries
+                                                 : problem.batch * ceil_div<std::int64_t>(problem.seqlen_q, queries);
+  return of_group * (problem.heads_q / packed_heads);
+}
+
+// Whether the tiles of a prompt get longer from the first to the last: a window that no sequence fills hides nothing.
+inline bool tiles_rise_to_the_last(Problem const& problem) {
+  MaskParams mask = problem.mask;
+  if (mask.left >= problem.seqlen_k) { mask.left = kUnlimited; }
+  return units_rise(mask);
+}
+
+// One for each two SMs, or as many as two blocks can share `tiles` in, whatever part of the SMs the call may use: which
+// tiles are shared decides bits.
+inline std::int64_t number_of_pairs(std::int64_t tiles, int sm_count) {
+  return std::max(std::min<std::int64_t>(tiles, sm_count / 2), ceil_div<std::int64_t>(tiles, 2));
+}
+
+// What a tile takes beside its blocks, in blocks.
+inline int blocks_of_ends(TileConfig const& tile) {
+  TileCost const cost = find_tile(tile.head_dim, tile.head_dim_v, TileUse::kPaired)->cost;
+  return (2 * cost.tile + cost.block) / (2 * cost.block);
+}
+
+inline PairedTiles paired_tiles(KernelPlan const& kernel) {
+  return {.pairs = kernel.pairs, .clusters = kernel.ctas / 2, .blocks_of_ends = blocks_of_ends(kernel.tile)};
+}
+
+inline RankedTileParams ranked_tiles(Plan const& plan, KernelPlan const& kernel, Problem const& problem) {
+  int const queries = tile_shape(kernel.tile, plan.packed_heads, false).queries;
+  int const head_groups = problem.heads_q / plan.packed_heads;
+  bool const alike = is_paired(kernel) && tiles_are_known(problem);
+  return {.queries = FastDivmod(queries),
+          .head_groups = FastDivmod(head_groups),
+          .groups = FastDivmod(head_groups * problem.batch),
+          .alike = alike ? ceil_div(query_rows_of_sequence(problem), queries) : 0,
+          .ctas = kernel.ranked ? kernel.ctas : 0};
+}
+
+}  // namespace hopper_attention
