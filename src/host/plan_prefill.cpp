@@ -19,6 +19,8 @@ constexpr double kScheduleUs = 4;
 constexpr int kMergeBlocks = 16;
 // What calls take longer by a decode kernel and a combine kernel that find nothing to do: 8 to 12 us.
 constexpr double kIdleKernelsUs = 12;
+// What a tile for many queries may take that has few, and is not cut.
+constexpr double kMostUsAlong = 40;
 // Of the keys that sequences may have, what those that are not known have at least in the mean, as is supposed.
 constexpr double kLeastShareOfKeys = 0.25;
 // Rounds of whole tiles of few sequences that need no schedule. Of one sequence, in 2.6 rounds, blocks of one tile each
@@ -253,17 +255,6 @@ PrefillChoice choose_prefill(PlanRequest const& request) {
   return asks_for_splits ? choose_equal_parts(request, choice) : choice;
 }
 
-bool needs_no_schedule(PlanRequest const& request, PrefillChoice const& choice) {
-  Problem const& problem = request.problem;
-  bool const is_forced = request.forced.num_splits >= 2 || request.forced.ctas > 0 || request.forces_tile();
-  if (request.decodes() || is_forced || problem.batch_invariant) { return false; }
-  // A block for each tile leaves no SM free.
-  bool const by_index = problem.batch == 1 && tiles_are_known(problem);
-  if (by_index && problem.sm_margin > 0) { return false; }
-  bool const whole = !choice.may_split && choice.parts == 1 && choice.use != TileUse::kPaired;
-  return whole && tiles_are_found_in_order(request, request.tile_row(choice.use).tile);
-}
-
 bool takes_few_queries_along(PlanRequest const& request, PrefillChoice const& choice) {
   if (choice.may_split || request.forces_tile()) { return false; }
   Problem const& problem = request.problem;
@@ -275,7 +266,23 @@ bool takes_few_queries_along(PlanRequest const& request, PrefillChoice const& ch
   std::int64_t const few = std::max<std::int64_t>(0, problem.batch - others) * request.scheduled_groups();
   TileRow const& row = request.tile_row(choice.use);
   double const us_of_few = us_of_tile(row, static_cast<double>(request.most_keys_of_tile(row.tile)));
-  return us_of_few * static_cast<double>(few) / request.device.sm_count <= kIdleKernelsUs;
+  return us_of_few <= kMostUsAlong && us_of_few * static_cast<double>(few) / request.device.sm_count <= kIdleKernelsUs;
+}
+
+bool needs_no_schedule(PlanRequest const& request, PrefillChoice const& choice) {
+  Problem const& problem = request.problem;
+  bool const is_forced = request.forced.num_splits >= 2 || request.forced.ctas > 0 || request.forces_tile();
+  if (request.decodes() || is_forced || problem.batch_invariant) { return false; }
+  // A block for each tile leaves no SM free.
+  bool const by_index = problem.batch == 1 && tiles_are_known(problem);
+  if (by_index && problem.sm_margin > 0) { return false; }
+  TileRow const& row = request.tile_row(choice.use);
+  bool const whole = !choice.may_split && choice.parts == 1 && choice.use != TileUse::kPaired;
+  // Sequences with few queries on many keys are for a decode kernel, which cuts them.
+  bool const all_whole = problem.num_splits == 1 || by_index || queries_are_known(problem) ||
+                         takes_few_queries_along(request, choice) ||
+                         us_of_unknown_tiles(request, row) <= us_of_chunks_at_best(request);
+  return whole && all_whole && tiles_are_found_in_order(request, row.tile);
 }
 
 void plan_in_order(PlanRequest const& request, Plan& plan, PrefillChoice const& choice) {

@@ -1218,6 +1218,29 @@ TEST_CASE("plan: blocks find the tiles of few sequences by themselves in up to t
   CHECK_FALSE(is_ranked([](Problem& q) { q.softcap = 30.0F; }));
 }
 
+TEST_CASE(
+    "plan: a single query on many keys is never left to a whole tile for many queries, unless that is asked for") {
+  for (int const batch : {2, 5, 20}) {
+    for (int total_q = 300; total_q < 4500; total_q += 67) {
+      for (int const heads_k : {1, 2, 8}) {
+        Problem p = ragged(2087, 100'000, 128, batch);
+        p.heads_q = 8;
+        p.heads_k = heads_k;
+        p.packed_q = true;
+        p.total_q = total_q;
+        p.keys = KeyLayout::kPaged;
+        p.mask.right = 0;
+        p.num_splits = 0;
+        CAPTURE(batch);
+        CAPTURE(total_q);
+        CAPTURE(heads_k);
+        if (total_q >= batch * p.seqlen_q) { continue; }  // there are no such queries
+        CHECK(plan(p, card(132)).kernels.size() == 2);
+      }
+    }
+  }
+}
+
 TEST_CASE("plan: no further kernels where few sequences can have few queries, on few keys") {
   auto const kernels = [](int batch, int total_q, int keys) {
     Problem p = ragged(1000, keys, 128, batch);
