@@ -221,7 +221,7 @@ def flash_attn_varlen_func(
 
     scheduler_metadata: from `get_scheduler_metadata`, so that layers share it; None: made in the workspace by each
     call. num_splits: as in `flash_attn_func`; with 1 no tile is cut, sequences of few queries included, but two thread
-    blocks may share tiles of one sequence (`plan().explain()` says so). cp_world_size, cp_rank: this rank holds the
+    blocks may share tiles of few sequences (`plan().explain()` says so). cp_world_size, cp_rank: this rank holds the
     keys whose position is cp_rank modulo cp_world_size; k, v and their lengths are local, cp_tot_seqused_k (B,) the
     lengths on all ranks; out and LSE are of the local keys, for `merge_states`. workspace: (bytes,) uint8, 16-byte
     aligned, with any contents; how many bytes follows from shapes and bounds, never from lengths, and may be fewer for
