@@ -1039,18 +1039,24 @@ TEST_CASE("schedule: tiles in equal parts are computed once and merged, and stay
   CHECK(seen.whole_instead > 50);
 }
 
+// Without lengths, of head dims whose tiles two blocks may share and blocks may find by rank.
+Request request_of_few_tiles(Random& random) {
+  Request r;
+  r.heads_k = one_of<int>(random, {1, 2, 8});
+  r.heads_q = r.heads_k * one_of<int>(random, {1, 3, 4, 8});
+  r.head_dim = one_of<int>(random, {64, 128});
+  r.sm_count = one_of<int>(random, {114, 132});
+  r.options.num_splits = one_of<int>(random, {0, 1});
+  r.options.causal = pick(random, 0, 4) > 0;
+  if (pick(random, 0, 5) == 0) { r.options.window_left = pick(random, 0, 2000); }
+  return r;
+}
+
 TEST_CASE("schedule: tiles of one sequence, and of alike ones, are computed once where two blocks share two") {
   Random random(13);
   Seen seen;
   for (int i = 0; i < 1500; ++i) {
-    Request r;
-    r.heads_k = one_of<int>(random, {1, 2, 8});
-    r.heads_q = r.heads_k * one_of<int>(random, {1, 3, 4, 8});
-    r.head_dim = one_of<int>(random, {64, 128});
-    r.sm_count = one_of<int>(random, {114, 132});
-    r.options.num_splits = one_of<int>(random, {0, 1});
-    r.options.causal = pick(random, 0, 4) > 0;
-    if (pick(random, 0, 5) == 0) { r.options.window_left = pick(random, 0, 2000); }
+    Request r = request_of_few_tiles(random);
     r.options.sm_margin = pick(random, 0, 5) == 0 ? 40 : 0;  // clusters then take several pairs
     r.packed_q = pick(random, 0, 2) > 0;
     r.page_unit = one_of<int>(random, {1, 16, 64});
@@ -1088,14 +1094,7 @@ TEST_CASE("schedule: blocks that find the tiles of few sequences by themselves, 
   Random random(17);
   Seen seen;
   for (int i = 0; i < 3000; ++i) {
-    Request r;
-    r.heads_k = one_of<int>(random, {1, 2, 8});
-    r.heads_q = r.heads_k * one_of<int>(random, {1, 3, 4, 8});
-    r.head_dim = one_of<int>(random, {64, 128});
-    r.sm_count = one_of<int>(random, {114, 132});
-    r.options.num_splits = one_of<int>(random, {0, 1});
-    r.options.causal = pick(random, 0, 4) > 0;
-    if (pick(random, 0, 5) == 0) { r.options.window_left = pick(random, 0, 2000); }
+    Request r = request_of_few_tiles(random);
     if (pick(random, 0, 5) == 0) { r.options.window_right = pick(random, 0, 300); }
     r.options.sm_margin = pick(random, 0, 9) == 0 ? 40 : 0;
     r.packed_q = pick(random, 0, 4) > 0;
