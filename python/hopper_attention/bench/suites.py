@@ -8,8 +8,9 @@ import dataclasses
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
+
+from hopper_attention.bench.visible import pairs, seen_keys
 
 GRID_TOKENS = 16384
 GRID_HIDDEN = 2048
@@ -126,33 +127,6 @@ AS_BF16 = Within("ours", "ours, bf16", 1.02)
 AS_WITHOUT_SINKS = Within("ours", "ours, no sinks", 1.01)
 AS_ONE_QUERY = Within("ours", "ours, one query", 1.05)
 INVARIANT = Within("ours, batch_invariant", "ours", 1.15)  # of batches of 32 and more
-
-
-def limits(window: tuple[int, int], causal: bool) -> tuple[int, int]:
-    """(left, right) as the functions read them: causal sets right to 0."""
-    return window[0], 0 if causal else window[1]
-
-
-@lru_cache(maxsize=256)
-def pairs(seqlen_q: int, seqlen_k: int, causal: bool, window: tuple[int, int]) -> int:
-    """Visible pairs of one sequence and head."""
-    import numpy as np
-
-    left, right = limits(window, causal)
-    diagonal = np.arange(seqlen_q, dtype=np.int64) + (seqlen_k - seqlen_q)
-    begin = np.zeros_like(diagonal) if left < 0 else np.maximum(diagonal - left, 0)
-    end = np.full_like(diagonal, seqlen_k) if right < 0 else np.clip(diagonal + right + 1, 0, seqlen_k)
-    return int(np.maximum(end - begin, 0).sum())
-
-
-def seen_keys(seqlen_q: int, seqlen_k: int, causal: bool, window: tuple[int, int]) -> int:
-    """Keys that at least one query of a sequence sees: from the first query's begin to the last query's end."""
-    left, right = limits(window, causal)
-    if seqlen_q == 0:
-        return 0
-    begin = 0 if left < 0 else max(0, seqlen_k - seqlen_q - left)
-    end = seqlen_k if right < 0 else min(seqlen_k, seqlen_k + right)
-    return max(0, end - begin)
 
 
 def count(n: int) -> str:
