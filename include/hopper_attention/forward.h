@@ -112,7 +112,8 @@ struct KernelPlan {
   int most_queries = std::numeric_limits<int>::max();
   bool shares_parts = false;  // its parts of tiles lie in the slots of the last kernel
   int equal_parts = 1;        // of each tile, a block for each, which follow from their index
-  int pairs = 0;              // of tiles that two blocks of a cluster share, found by their rank (PairedTiles)
+  int pairs = 0;              // of tiles that the blocks of a cluster share, found by their rank (PairedTiles)
+  int blocks_of_pair = 0;     // of a cluster
   bool ranked = false;        // blocks find the tiles of few sequences by their rank
 };
 

@@ -16,8 +16,8 @@ struct ForcedPlan {
   int heads_per_pass = 0;  // 0 leaves the choice open
   int ctas = 0;            // 0 leaves the choice open
   int num_splits = 0;      // at least 2: tiles are cut, each into at most so many parts; 0 leaves the choice open
-  int cluster = 0;  // thread blocks that share a tile of few queries, a power of 2 up to 16; -1: none do; 0 leaves
-                    // the choice open
+  int cluster = 0;  // thread blocks that share a tile of few queries, a power of 2 up to 16; -1: none do; of those that
+                    // share tiles of many queries, 2, 3, 4 or 8; 0 leaves the choice open
 };
 
 // Applies to calls of forward() on the calling thread until called again; nullopt ends it. Returns what was in force

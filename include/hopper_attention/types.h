@@ -51,7 +51,7 @@ enum class Calls : std::uint8_t {
   kUncut,     // without it, and the tiles are whole
   kWhole,     // as kUncut, and keys are not in pages
   kDense,     // without it, and the tiles are whole and follow from their index
-  kPaired,    // without it, and the CTAs of clusters of two share tiles, which follow from their index
+  kPaired,    // without it, and the CTAs of a cluster share tiles, which they find by their rank
 };
 
 // The shape of one tile of work. A structural type: kernels take it as a template value.

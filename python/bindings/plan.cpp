@@ -152,7 +152,7 @@ void bind_tile(nb::module_& module) {
           "calls", &calls_text,
           "What its kernel has the code for: 'all' calls, all with softcap ('capped'), all without it\n"
           "('uncapped'); of these those whose tiles are never cut ('uncut'), without pages ('whole'), 'dense'\n"
-          "ones, or those of which two thread blocks share tiles ('paired').")
+          "ones, or those of which the blocks of a cluster share tiles ('paired').")
       .def(nb::self == nb::self, nb::sig("def __eq__(self, other: object, /) -> bool"))
       .def("__hash__", [](TileConfig const& tile) { return nb::hash(nb::str(tile_text(tile).c_str())); })
       .def("__repr__", &tile_text);

@@ -76,7 +76,7 @@ class Tile:
         """
         What its kernel has the code for: 'all' calls, all with softcap ('capped'), all without it
         ('uncapped'); of these those whose tiles are never cut ('uncut'), without pages ('whole'), 'dense'
-        ones, or those of which two thread blocks share tiles ('paired').
+        ones, or those of which the blocks of a cluster share tiles ('paired').
         """
 
     def __eq__(self, other: object, /) -> bool: ...

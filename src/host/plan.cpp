@@ -112,7 +112,8 @@ void share_out(PlanRequest const& request, Plan& plan) {
     because(plan, "schedule", "none: ", sequences_of(request.problem), ", whose tiles are whole and few");
     plan_in_order(request, plan, prefill);
   } else if (paired && reason != nullptr) {
-    because(plan, "schedule", "none: ", sequences_of(request.problem), ", of whose tiles two blocks share two");
+    because(plan, "schedule", "none: ", sequences_of(request.problem),
+            ", of whose tiles the blocks of a cluster share two");
     take_scheduled_packing(request, plan);
     plan_pairs(request, plan, request.tile_row(prefill.use));
   } else if (prefill.parts > 1) {

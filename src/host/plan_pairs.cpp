@@ -1,8 +1,11 @@
-// Calls of about as many tiles as the card has SMs, some long and some short, as those of one causal prompt of a
-// tensor-parallel group: two thread blocks of a cluster share two tiles, so that none waits for the longest.
+// Calls of at most as many tiles as the card has SMs, some long and some short, as those of one causal prompt of a
+// tensor-parallel group: the thread blocks of a cluster share two tiles, so that none waits for the longest.
 #include <algorithm>
+#include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <iterator>
 #include <limits>
 #include <vector>
 
@@ -16,10 +19,15 @@
 namespace hopper_attention {
 namespace {
 
-// From the last product of a tile that two blocks share until both parts are merged; where the first block has a tile
+// From the last product of a tile that blocks share until their parts are merged; where the first block has a tile
 // before, part of it is hidden.
 constexpr double kExchangeUs = 2;
 constexpr double kExchangeAloneUs = 2.5;
+// The same of more than two blocks where the first has a tile before: it merges some rows, also of a tile that it has
+// no keys of.
+constexpr double kExchangeBehindShortUs = 4.5;
+// For each block of a cluster but two: measured 0.6, 0.9 and 2.9 us with clusters of 3, 4 and 8.
+constexpr double kExchangeOfMoreUs = 0.5;
 // What starting clusters and finding pairs takes longer than starting blocks and finding tiles.
 constexpr double kStartUs = 0.8;
 
@@ -29,10 +37,13 @@ int blocks_of_tile(Problem const& problem, TileConfig const& tile, Packing const
   return block_range(problem.mask, queries.first, queries.last, len, tile.keys).blocks();
 }
 
+// How long tiles of sequences that are not known are supposed to be.
+enum class Supposed { kAnyLength, kLongest };
+
 // Key blocks of the tiles of a sequence, the most first; of sequences that are not known, of all `tiles`, with as many
-// as there may be, under a causal mask evenly down to one.
+// as there may be, or evenly down to one.
 std::vector<int> blocks_of_tiles(PlanRequest const& request, TileConfig const& tile, int packed_heads,
-                                 std::int64_t tiles) {
+                                 std::int64_t tiles, Supposed supposed) {
   Problem const& problem = request.problem;
   Packing const packing = make_packing(packed_heads, rows_of_slab(tile));
   int const queries = packing.queries_per_slab * slabs_of(tile);
@@ -40,7 +51,7 @@ std::vector<int> blocks_of_tiles(PlanRequest const& request, TileConfig const& t
   if (!tiles_are_known(problem)) {
     auto const most = static_cast<int>(ceil_div<std::int64_t>(request.most_keys_of_queries(queries), tile.keys));
     auto const steps = static_cast<int>(std::max<std::int64_t>(1, tiles - 1));
-    int const fewer = tiles_rise_to_the_last(problem) ? max_of(0, most - 1) : 0;
+    int const fewer = supposed == Supposed::kAnyLength ? max_of(0, most - 1) : 0;
     for (int i = 0; i < tiles; ++i) { blocks.push_back(most - scaled_cut(i, steps, fewer)); }
     return blocks;
   }
@@ -51,55 +62,106 @@ std::vector<int> blocks_of_tiles(PlanRequest const& request, TileConfig const& t
   return blocks;
 }
 
-}  // namespace
-
-double us_of_pairs(PlanRequest const& request, TileRow const& row, int packed_heads) {
+// Of the call, with clusters of so many blocks; infinite if they would not all run at once, or no tile is worth
+// sharing.
+double us_with_clusters(PlanRequest const& request, TileRow const& row, std::vector<int> const& blocks,
+                        std::int64_t tiles, int blocks_of_pair) {
   constexpr double kNever = std::numeric_limits<double>::infinity();
   TileConfig const& tile = row.tile;
-  Problem const& problem = request.problem;
-  std::int64_t const tiles = most_tiles(problem, tile, packed_heads);
-  if (!tiles_have_ranks(problem) || tiles > request.device.sm_count || tiles == 0) { return kNever; }
-  std::vector<int> const blocks = blocks_of_tiles(request, tile, packed_heads, tiles);
   std::int64_t const alike = tiles / std::ssize(blocks);
   auto const blocks_at = [&](std::int64_t rank) {
     return blocks[static_cast<std::size_t>(std::min<std::int64_t>(rank / alike, std::ssize(blocks) - 1))];
   };
-  auto const us = [&](double count, int ends) { return (count * row.cost.block + ends * row.cost.tile) * 1e-3; };
+  int const pairs = static_cast<int>(number_of_pairs(tiles, blocks_of_pair, request.device.sm_count));
+  if (pairs > clusters_at_once(blocks_of_pair, request.device.sm_count)) { return kNever; }
+  ClusterSize const size(blocks_of_pair);
   double longest = 0;
   bool shares = false;
-  int const pairs = static_cast<int>(number_of_pairs(tiles, request.device.sm_count));
   for (int pair = 0; pair < pairs; ++pair) {
     PairOfRanks const ranks = pair_of_ranks(pair, pairs, static_cast<int>(tiles));
     bool const two = ranks.second >= 0;
     int const more = blocks_at(ranks.first);
     int const fewer = two ? blocks_at(ranks.second) : 0;
-    int const shared = blocks_to_share(more, two ? fewer + blocks_of_ends(tile) : 0);
-    double const first = us(fewer + shared, (two ? 1 : 0) + (shared > 0 ? 1 : 0));
-    double const second = us(more - shared, 1);
-    longest = std::max(longest, std::max(first, second) + (shared == 0 ? 0 : two ? kExchangeUs : kExchangeAloneUs));
-    shares = shares || shared > 0;
+    int const alone = two ? fewer + blocks_of_ends(tile) : 0;
+    bool const shares_both = is_short_shared(more, alone, size);
+    TileShares const long_shares(more, shares_both ? 0 : alone, size);
+    bool const shares_long = long_shares.shared();
+    // Of the CTAs: the first, and the last one, which has as much as any other.
+    int const of_short = shares_both ? ceil_div(fewer, blocks_of_pair) : fewer;
+    int const of_first = of_short + (shares_long ? long_shares.begin(1) : 0);
+    int const of_last = (shares_both ? of_short : 0) + more - (shares_long ? long_shares.begin(blocks_of_pair - 1) : 0);
+    auto const us = [&](int count, int ends) { return (count * row.cost.block + ends * row.cost.tile) * 1e-3; };
+    int const first_ends = (two ? 1 : 0) + (shares_long ? 1 : 0);
+    double const more_us = (blocks_of_pair - 2) * kExchangeOfMoreUs;
+    double const of_long = two && blocks_of_pair > 2 ? kExchangeBehindShortUs : two ? kExchangeUs : kExchangeAloneUs;
+    double const exchange = (shares_both ? kExchangeUs + more_us : 0) + (shares_long ? of_long + more_us : 0);
+    longest = std::max(longest, std::max(us(of_first, first_ends), us(of_last, shares_both ? 2 : 1)) + exchange);
+    shares = shares || shares_long;
   }
   return shares ? kStartUs + longest : kNever;
 }
 
+struct Clusters {
+  int blocks = 2;
+  double us = std::numeric_limits<double>::infinity();
+};
+
+// Those that lose least whatever lengths sequences have, if these are not known: under a causal mask tiles of any
+// length as well as tiles that are all as long as may be.
+Clusters best_clusters(PlanRequest const& request, TileRow const& row, int packed_heads) {
+  Problem const& problem = request.problem;
+  bool const is_forced = std::ranges::find(kPairClusters, request.forced.cluster) != std::end(kPairClusters);
+  std::vector<Clusters> sizes;
+  for (int const size : kPairClusters) {
+    if (!is_forced || request.forced.cluster == size) { sizes.push_back({size}); }
+  }
+  std::int64_t const tiles = most_tiles(problem, row.tile, packed_heads);
+  if (!tiles_have_ranks(problem) || tiles > request.device.sm_count || tiles == 0) { return sizes.front(); }
+  std::vector<Supposed> supposed;
+  if (tiles_rise_to_the_last(problem)) { supposed.push_back(Supposed::kAnyLength); }
+  if (supposed.empty() || !tiles_are_known(problem)) { supposed.push_back(Supposed::kLongest); }
+  std::vector<double> losses(sizes.size(), 1);
+  for (Supposed const lengths : supposed) {
+    std::vector<int> const blocks = blocks_of_tiles(request, row.tile, packed_heads, tiles, lengths);
+    std::vector<double> us;
+    for (Clusters const& of : sizes) { us.push_back(us_with_clusters(request, row, blocks, tiles, of.blocks)); }
+    double const least = std::ranges::min(us);
+    for (std::size_t i = 0; i < us.size(); ++i) {
+      if (lengths == supposed.front()) { sizes[i].us = us[i]; }
+      if (!std::isinf(least)) { losses[i] = std::max(losses[i], us[i] / least); }
+    }
+  }
+  auto const best = std::ranges::min_element(losses) - losses.begin();
+  return sizes[static_cast<std::size_t>(best)];
+}
+
+}  // namespace
+
+double us_of_pairs(PlanRequest const& request, TileRow const& row, int packed_heads) {
+  return best_clusters(request, row, packed_heads).us;
+}
+
 void plan_pairs(PlanRequest const& request, Plan& plan, TileRow const& row) {
   Problem const& problem = request.problem;
-  require(tiles_have_ranks(problem), "tile: two blocks share the tiles of up to ", kLanes, " sequences, there are ",
-          problem.batch);
-  plan.tiles = most_tiles(problem, row.tile, plan.packed_heads);
+  require(tiles_have_ranks(problem), "tile: the blocks of a cluster share the tiles of up to ", kLanes,
+          " sequences, there are ", problem.batch);
+  plan.tiles = std::max<std::int64_t>(1, most_tiles(problem, row.tile, plan.packed_heads));
   require(plan.tiles <= kMaxTiles, "q: the problem has up to ", plan.tiles, " tiles, at most ", kMaxTiles,
           " are possible; split the batch");
-  std::int64_t const pairs = number_of_pairs(plan.tiles, request.device.sm_count);
-  int const clusters = static_cast<int>(std::min<std::int64_t>(pairs, max_of(1, request.most_ctas(row.tile) / 2)));
-  KernelPlan kernel{family_of(row.tile), row.tile, 2 * clusters, threads_of(row.tile)};
+  int const size = best_clusters(request, row, plan.packed_heads).blocks;
+  std::int64_t const pairs = number_of_pairs(plan.tiles, size, request.device.sm_count);
+  int const clusters =
+      static_cast<int>(std::min<std::int64_t>(pairs, max_of(1, clusters_at_once(size, request.most_ctas(row.tile)))));
+  KernelPlan kernel{family_of(row.tile), row.tile, size * clusters, threads_of(row.tile)};
   kernel.most_tiles = plan.tiles;
   kernel.pairs = static_cast<int>(pairs);
+  kernel.blocks_of_pair = size;
   plan.heads_per_pass = problem.batch * (problem.heads_q / plan.packed_heads);
-  because(plan, "grid", kernel.ctas, " blocks of ", kernel.threads, " threads in clusters of two, for ",
+  because(plan, "grid", kernel.ctas, " blocks of ", kernel.threads, " threads in clusters of ", size, ", for ",
           tiles_are_known(problem) ? "" : "up to ", counted(plan.tiles, "tile"));
   because(plan, "splits",
-          "1: nothing goes through the workspace; of a long tile and a short one, the first of two blocks takes the "
-          "short one and the first keys of the long one, and the second the rest");
+          "1: nothing goes through the workspace; of a long tile and a short one, the first block of a cluster takes "
+          "the short one and fewer keys of the long one, and the others the rest");
   because(plan, "workspace", "0 bytes: parts are merged in shared memory");
   plan.kernels.push_back(kernel);
 }

@@ -88,8 +88,8 @@ void plan_dense(PlanRequest const& request, Plan& plan);
 double us_of_sequence(PlanRequest const& request, TileRow const& row, int packed_heads);
 void plan_alike(PlanRequest const& request, Plan& plan, PrefillChoice const& prefill);
 
-// plan_pairs.cpp: two thread blocks share two tiles, with the packing of the plan. us_of_pairs: of the call; infinite
-// if there are more tiles than SMs, more sequences than lanes, or no tile that is worth sharing.
+// plan_pairs.cpp: the thread blocks of a cluster share two tiles, with the packing of the plan. us_of_pairs: of the
+// call; infinite if there are more tiles than SMs, more sequences than lanes, or no tile that is worth sharing.
 double us_of_pairs(PlanRequest const& request, TileRow const& row, int packed_heads);
 void plan_pairs(PlanRequest const& request, Plan& plan, TileRow const& row);
 

@@ -146,7 +146,7 @@ std::vector<KernelLaunch> kernel_launches(Plan const& plan, Problem const& probl
                     .threads = entry.threads,
                     .shared_bytes = entry.shared_bytes,
                     .start = plan.starts_early && !decodes_again ? Start::kOverlap : Start::kAfter,
-                    .cluster = is_paired(kernel) ? 2 : std::max(1, cluster_of(plan))};
+                    .cluster = is_paired(kernel) ? kernel.blocks_of_pair : std::max(1, cluster_of(plan))};
     launch.box = {kernel.tile, plan.packed_heads, queries_per_box(kernel, problem, launch.params.packing)};
     launch.kernel = i;
     decodes = decodes || kernel.family == KernelFamily::kDecode;

@@ -1,4 +1,4 @@
-// Plan -> what a kernel is told about tiles of few sequences that are found by their rank, and shared by two blocks.
+// Plan -> what a kernel is told about tiles of few sequences that are found by their rank, and shared in clusters.
 #pragma once
 
 #include <algorithm>
@@ -31,10 +31,15 @@ inline bool tiles_rise_to_the_last(Problem const& problem) {
   return units_rise(mask);
 }
 
-// One for each two SMs, or as many as two blocks can share `tiles` in, whatever part of the SMs the call may use: which
+// A cluster runs within a group of SMs (GPC) and leaves some of them over: 132 SMs hold 66 clusters of 2, 38 to 40 of
+// 3, 30 of 4, 15 of 8; one more would run after the others.
+constexpr int clusters_at_once(int blocks, int sms) { return (blocks <= 2 ? sms : sms * 7 / 8) / blocks; }
+
+// One for each cluster, or as many as `tiles` are, two at a time, whatever part of the SMs the call may use: which
 // tiles are shared decides bits.
-inline std::int64_t number_of_pairs(std::int64_t tiles, int sm_count) {
-  return std::max(std::min<std::int64_t>(tiles, sm_count / 2), ceil_div<std::int64_t>(tiles, 2));
+inline std::int64_t number_of_pairs(std::int64_t tiles, int blocks_of_pair, int sm_count) {
+  return std::max(std::min<std::int64_t>(tiles, clusters_at_once(blocks_of_pair, sm_count)),
+                  ceil_div<std::int64_t>(tiles, 2));
 }
 
 // What a tile takes beside its blocks, in blocks.
@@ -44,7 +49,13 @@ inline int blocks_of_ends(TileConfig const& tile) {
 }
 
 inline PairedTiles paired_tiles(KernelPlan const& kernel) {
-  return {.pairs = kernel.pairs, .clusters = kernel.ctas / 2, .blocks_of_ends = blocks_of_ends(kernel.tile)};
+  int const warps = slabs_of(kernel.tile) * kSlabRows / kRowsOfWarp;
+  bool const alone = kernel.most_tiles <= kernel.pairs;
+  return {.pairs = kernel.pairs,
+          .clusters = kernel.ctas / kernel.blocks_of_pair,
+          .size = ClusterSize(kernel.blocks_of_pair),
+          .warps = FastDivmod(warps_of_owner(warps, kernel.blocks_of_pair, alone)),
+          .blocks_of_ends = blocks_of_ends(kernel.tile)};
 }
 
 inline RankedTileParams ranked_tiles(Plan const& plan, KernelPlan const& kernel, Problem const& problem) {

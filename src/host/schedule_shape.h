@@ -119,7 +119,7 @@ constexpr int clusters_of_tile(KernelPlan const& kernel) {
   return kernel.may_split ? static_cast<int>(kernel.partial_slots / kernel.most_tiles) : 1;
 }
 
-// Whether two thread blocks of a cluster share two tiles.
+// Whether the thread blocks of a cluster share two tiles.
 constexpr bool is_paired(KernelPlan const& kernel) { return kernel.tile.calls == Calls::kPaired; }
 
 // Thread blocks of the clusters that a plan's kernel is launched in, 0 or 1 without clusters.

@@ -26,10 +26,11 @@ struct CollectiveEpilogue {
   int warpgroup;
   int thread;  // in the warpgroup
 
-  // Divides by the row sums and writes out and LSE, or the partial result of a part of a tile. O goes through
+  // Divides by the row sums and writes `here` of out and LSE, or the partial result of a part of a tile. O goes through
   // `slab`, which may be written again after wait_stores().
   template <class Output>
-  __device__ __forceinline__ void store(TileWork const& work, Element* slab, Softmax& softmax, Output& tOrO) const {
+  __device__ __forceinline__ void store(TileWork const& work, Element* slab, Softmax& softmax, Output& tOrO,
+                                        SlabRows const& here = {}) const {
     ThreadRows const rows(thread, work.queries.first + warpgroup * params.packing.queries_per_slab);
     if (Traits::kParts && work.slot >= 0) {
       store_partial(work, rows, softmax, tOrO);
@@ -43,8 +44,8 @@ struct CollectiveEpilogue {
       cutlass::NumericArrayConverter<Element, float, decltype(size(tOrO))::value> const round;
       *reinterpret_cast<cutlass::Array<Element, decltype(size(tOrO))::value>*>(tOrO_half.data()) =
           round(*reinterpret_cast<cutlass::Array<float, decltype(size(tOrO))::value> const*>(tOrO.data()));
-      store_rows(work, rows, slab, tOrO_half);
-      if (params.epilogue.lse != nullptr) { store_lse_of_rows(work, rows, ends); }  // O is on its way meanwhile
+      store_rows(work, rows, here, slab, tOrO_half);
+      if (params.epilogue.lse != nullptr) { store_lse_of_rows(work, rows, here, ends); }  // O is on its way meanwhile
     }
   }
 
@@ -113,7 +114,7 @@ struct CollectiveEpilogue {
   }
 
   // What is the same for the rows of a slab is taken once: each row by itself took 6 % of the time at 512 tokens.
-  __device__ __forceinline__ void store_lse_of_rows(TileWork const& work, ThreadRows const& rows,
+  __device__ __forceinline__ void store_lse_of_rows(TileWork const& work, ThreadRows const& rows, SlabRows const& here,
                                                     RowEnd const (&ends)[kRowsPerThread]) const {
     if (rows.column != 0) { return; }
     EpilogueParams const& p = params.epilogue;
@@ -127,7 +128,9 @@ struct CollectiveEpilogue {
     for (int r = 0; r < kRowsPerThread; ++r) {
       int const query = heads.quotient(rows.row(r));
       int const head = rows.row(r) - query * heads.divisor;
-      if (query < existing) { slab[head * p.lse_stride_head + query] = ends[r].lse() * kLn2; }
+      if (query < existing && here.holds(rows.row(r))) {
+        slab[head * p.lse_stride_head + query] = ends[r].lse() * kLn2;
+      }
     }
   }
 
@@ -178,8 +181,8 @@ struct CollectiveEpilogue {
 
   // Through shared memory by TMA; row by row where it cannot, or would write rows that belong to others.
   template <class Output>
-  __device__ __forceinline__ void store_rows(TileWork const& work, ThreadRows const& rows, Element* slab,
-                                             Output& tOrO) const {
+  __device__ __forceinline__ void store_rows(TileWork const& work, ThreadRows const& rows, SlabRows const& here,
+                                             Element* slab, Output& tOrO) const {
     EpilogueParams const& p = params.epilogue;
     cute::Tensor sO = make_tensor(make_smem_ptr(slab), typename Traits::LayoutO{});  // (64, Dv)
     auto const copy_atom = Copy_Atom<SM90_U32x4_STSM_N, Element>{};
@@ -205,12 +208,12 @@ struct CollectiveEpilogue {
       tma_store_arrive();
     };
     ClippedBox const box(batch * p.rows + row, queries, p.copies);
-    if (Traits::kListed && p.copies > 0 && queries > 0 && box.exact) {
+    if (Traits::kListed && here.all() && p.copies > 0 && queries > 0 && box.exact) {
       store(box.y, box.x, work.head);
-    } else if (p.out_by_tma && p.copies == 0 && (queries >= all || (p.clip_by_tma && queries > 0))) {
+    } else if (p.out_by_tma && here.all() && p.copies == 0 && (queries >= all || (p.clip_by_tma && queries > 0))) {
       store(row, work.head, batch);  // with only some of its queries it is the last slab of its sequence
     } else {
-      copy_rows(work, rows, sO);
+      copy_rows(work, rows, here, sO);
       sync_warpgroup(warpgroup);  // before one thread says that the slab is free
     }
   }
@@ -219,17 +222,17 @@ struct CollectiveEpilogue {
   // not aligned for more. Several rows at once: where each waits for the one before, 52 rows of head dim 256 take
   // 3.6 us longer.
   template <class SharedOutput>
-  __device__ __forceinline__ void copy_rows(TileWork const& work, ThreadRows const& rows,
+  __device__ __forceinline__ void copy_rows(TileWork const& work, ThreadRows const& rows, SlabRows const& here,
                                             SharedOutput const& sO) const {
     EpilogueParams const& p = params.epilogue;
     constexpr int kPiece = kPieceBytes / sizeof(Element);
     constexpr int kPieces = Traits::kHeadDimV / kPiece;
     constexpr int kRowsAtOnce = cutlass::NumThreadsPerWarpGroup / kPieces;  // of a warpgroup
     int const queries = min_of(work.queries.last + 1 - rows.first_query, params.packing.queries_per_slab);
-    int const count = queries * params.packing.heads.divisor;
-    int const first = thread / kPieces;
+    int const count = min_of(queries * params.packing.heads.divisor, here.end);
+    int const first = here.begin + thread / kPieces;
     int const column = thread % kPieces * kPiece;
-    if (first >= kRowsAtOnce || column >= p.head_dim_v) { return; }
+    if (thread / kPieces >= kRowsAtOnce || column >= p.head_dim_v) { return; }
     if (p.out_by_tma) {
       constexpr int kBatch = 4;
       CUTE_NO_UNROLL
@@ -240,7 +243,7 @@ struct CollectiveEpilogue {
         for (int i = 0; i < kBatch; ++i) {
           OutputRow const id = output_row(params, work, rows.first_query, row + i * kRowsAtOnce);
           auto* const target = reinterpret_cast<uint4*>(output_pointer<Element>(params, work, id) + column);
-          targets[i] = id.exists ? target : nullptr;
+          targets[i] = id.exists && row + i * kRowsAtOnce < count ? target : nullptr;
           pieces[i] = *reinterpret_cast<uint4 const*>(&sO(min_of(row + i * kRowsAtOnce, count - 1), column));
         }
         CUTE_UNROLL

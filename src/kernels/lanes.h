@@ -42,11 +42,16 @@ HA_HOST_DEVICE int number_of_lanes_where(Predicate holds) {
 #endif
 }
 
-// The sum of an int of each lane, in all of them.
+#if defined(__CUDACC__)
+// The sum of the lanes' ints, in all of them.
+__device__ __forceinline__ int sum_of_warp(int value) { return __reduce_add_sync(0xffffffff, value); }
+#endif
+
+// The same of what `value(lane)` is.
 template <class Value>
 HA_HOST_DEVICE int sum_over_lanes(Value value) {
 #if defined(__CUDA_ARCH__)
-  return __reduce_add_sync(0xffffffff, static_cast<int>(value(static_cast<int>(threadIdx.x % kLanes))));
+  return sum_of_warp(static_cast<int>(value(static_cast<int>(threadIdx.x % kLanes))));
 #else
   int sum = 0;
   for (int lane = 0; lane < kLanes; ++lane) { sum += value(lane); }

@@ -6,6 +6,7 @@
 #include "kernels/params.h"
 #include "kernels/sink.h"
 #include "kernels/softmax.h"
+#include "kernels/tile_geometry.h"
 #include "kernels/tile_work.h"
 
 namespace hopper_attention {
@@ -27,6 +28,16 @@ __device__ __forceinline__ OutputRow output_row(AttentionParams const& params, T
       query <= work.queries.last && query_in_slab < params.packing.queries_per_slab && row < params.epilogue.rows;
   return {row, work.head * heads.divisor + slab_row - query_in_slab * heads.divisor, exists};
 }
+
+// Of a warpgroup's slab, those that this CTA stores: fewer where the CTAs of a cluster merge some each.
+struct SlabRows {
+  int begin = 0;
+  int end = kSlabRows;
+
+  __device__ __forceinline__ bool empty() const { return begin >= end; }
+  __device__ __forceinline__ bool all() const { return begin == 0 && end == kSlabRows; }
+  __device__ __forceinline__ bool holds(int row) const { return begin <= row && row < end; }
+};
 
 // What a part of a tile leaves of a row: its O is to be multiplied by 2^exponent, as `sum`, the sum of its
 // probabilities. The exponent is -inf where the row sees no key of the part, or scores of -inf alone.

@@ -1,5 +1,5 @@
-// Tiles of few sequences that are found by their rank, and of which the two CTAs of a cluster share two, so that both
-// have as much to do.
+// Tiles of few sequences that are found by their rank, and of which the CTAs of a cluster share two, so that all have
+// as much to do.
 #pragma once
 
 #include "kernels/fast_divmod.h"
@@ -13,15 +13,28 @@ struct RankedTileParams {
   FastDivmod head_groups;
   FastDivmod groups;  // head groups of all sequences, where these are alike
   int alike = 0;      // tiles that each of these has at most; 0: lengths on the device tell
-  int ctas = 0;       // that take whole tiles, by turns from either end; 0: two share two
+  int ctas = 0;       // that take whole tiles, by turns from either end; 0: those of a cluster share two
 };
 
-// Tiles by their rank, two for each cluster of two CTAs: a long one and the shortest that is left.
-// Where there are fewer than twice as many tiles as pairs, the longest ones are alone in theirs. Clusters take pairs in
-// turn.
+// CTAs of a cluster that may share tiles.
+inline constexpr int kPairClusters[] = {2, 3, 4, 8};
+
+// CTAs of a cluster, and those but its first: divisions by them are on the way to a CTA's first keys.
+struct ClusterSize {
+  FastDivmod ctas;
+  FastDivmod others;
+
+  ClusterSize() = default;
+  explicit ClusterSize(int size) : ctas(size), others(size - 1) {}
+};
+
+// Tiles by their rank, two for each cluster: a long one and the shortest that is left. Where there are fewer than twice
+// as many tiles as pairs, the longest ones are alone in theirs. Clusters take pairs in turn.
 struct PairedTiles {
   int pairs = 0;
   int clusters = 0;
+  ClusterSize size;
+  FastDivmod warps;        // of a tile, whose rows one of them merges
   int blocks_of_ends = 0;  // what starting and ending a tile takes beside its blocks of keys: as long as so many
 };
 
@@ -35,12 +48,52 @@ HA_HOST_DEVICE constexpr PairOfRanks pair_of_ranks(int pair, int pairs, int tile
   return {pair, alone <= pair && pair < tiles ? tiles - 1 - (pair - alone) : -1};
 }
 
-// Of a long tile, in blocks: how many of them the CTA takes that has the short one, which takes as long as
-// `short_blocks`, so that both end at once. 0: none, since they are about as long as each other.
-HA_HOST_DEVICE constexpr int blocks_to_share(int long_blocks, int short_blocks) {
-  constexpr int kLeast = 2;  // as long as it takes to exchange them
-  int const shared = (long_blocks - short_blocks) / 2;
-  return shared < kLeast ? 0 : shared;
+// In blocks: what sharing a tile must save, since parts are merged, and what that takes.
+inline constexpr int kWorthSharing = 2;
+
+// How `ctas` of a cluster share a tile of `blocks`. The first one, which has the short tile of the pair, takes fewer of
+// them, so that all end at once; `short_blocks` is how long it is at the short one, 0 where all share that, too. If
+// that saves too little, the last CTA takes the whole tile.
+class TileShares {
+ public:
+  HA_HOST_DEVICE constexpr TileShares(int blocks, int short_blocks, ClusterSize const& size)
+      : blocks_(blocks), others_(size.others) {
+    first_ = size.ctas.quotient(max_of(0, blocks - others_.divisor * short_blocks));
+    int const longest_of_others = others_.quotient(blocks - first_ + others_.divisor - 1);
+    shared_ = blocks - max_of(first_, longest_of_others) >= kWorthSharing;
+  }
+
+  HA_HOST_DEVICE constexpr bool shared() const { return shared_; }
+  // The blocks of a CTA, if they are shared: [begin(cta), begin(cta + 1)).
+  HA_HOST_DEVICE constexpr int begin(int cta) const {
+    return cta == 0 ? 0 : first_ + others_.quotient((cta - 1) * (blocks_ - first_));
+  }
+
+ private:
+  int blocks_;
+  FastDivmod const& others_;  // CTAs
+  int first_;                 // blocks of the first CTA
+  bool shared_;
+};
+
+// Whether all CTAs share the short tile, too: where one alone would still be at it when the others are done. Of two,
+// none would.
+HA_HOST_DEVICE constexpr bool is_short_shared(int long_blocks, int short_blocks, ClusterSize const& size) {
+  return short_blocks > size.ctas.quotient(long_blocks + short_blocks) + 2 * kWorthSharing;
+}
+
+// Of `warps` that hold a tile's rows in each CTA, those whose rows one of the CTAs merges: the first so many are the
+// last CTA's. Of two it merges all where the first one has a tile before, since what that sends is then mostly on its
+// way while the last one still computes.
+HA_HOST_DEVICE constexpr int warps_of_owner(int warps, int ctas, bool alone) {
+  return ctas == 2 && !alone ? warps : ceil_div(warps, ctas);
+}
+
+// What the others send to an owner: of so many warps, all CTAs together.
+HA_HOST_DEVICE constexpr int most_parts_of_owner(int warps) {
+  int most = 0;
+  for (int const ctas : kPairClusters) { most = max_of(most, warps_of_owner(warps, ctas, false) * (ctas - 1)); }
+  return most;
 }
 
 }  // namespace hopper_attention

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/dependent_launch.h"
+#include "kernels/lanes.h"
 #include "kernels/schedule_params.h"
 
 namespace hopper_attention {
@@ -60,8 +61,6 @@ struct Ctas {
     return *static_cast<T*>(__cluster_map_shared_rank(&shared, static_cast<unsigned>(rank)));
   }
 };
-
-__device__ __forceinline__ int sum_of_warp(int value) { return __reduce_add_sync(kAllLanes, value); }
 
 __device__ __forceinline__ int inclusive_sum(int value) {
   int const lane = static_cast<int>(threadIdx.x % 32);

@@ -137,16 +137,16 @@ struct OnlineSoftmax {
     }
   }
 
-  // Takes in row r of other keys, with its maximum and what is to be added to this thread's sum. Returns what the other
-  // keys' O is to be multiplied by; O of these is left to rescale_output().
-  __device__ __forceinline__ float merge_row(int r, float other_max, float other_sum) {
+  // Takes in row r of other keys: first the largest of their maxima; then, what O of keys with a maximum is to be
+  // multiplied by. O of these is left to rescale_output().
+  __device__ __forceinline__ void raise_max(int r, float other_max) {
     float const before = exponent(r);
-    float const other = exponent_of(other_max, scale_log2, kHeadroom);
     row_max[r] = fmaxf(row_max[r], other_max);
     rescale[r] = exp2_approx(before - exponent(r));
-    float const weight = exp2_approx(other - exponent(r));
-    row_sum[r] = row_sum[r] * rescale[r] + other_sum * weight;
-    return weight;
+    row_sum[r] *= rescale[r];
+  }
+  __device__ __forceinline__ float weight(int r, float other_max) const {
+    return exp2_approx(exponent_of(other_max, scale_log2, kHeadroom) - exponent(r));
   }
 
   // Scores of the rows [kBegin, kEnd) -> probabilities relative to the row maximum so far, in place.

@@ -17,7 +17,8 @@ namespace hopper_attention {
 // their own, kWhole, and kShort where sequences are short in the mean. So have tiles of fewer rows, for calls in which
 // those of kRagged would leave SMs idle: kSmallGrid, which are never cut, and kSmallParts, of which all are in as many
 // parts. Schedules count the tiles of kRagged all the same. kPaired is for so few tiles that each has an SM, of which
-// some are long and some short: two thread blocks share a long one and a short one.
+// some are long and some short, or so few that each has several: the thread blocks of a cluster share a long one and a
+// short one.
 // Softcap for many queries, in dense calls too, has kernels of its own with the tiles of kRagged.
 enum class TileUse : std::uint8_t {
   kDense,
@@ -148,11 +149,11 @@ inline constexpr std::array kTiles{
     TileRow{TileUse::kSmallParts, {128, 128, 128, 128, 5}, "as where tiles are whole", {1557, 2536}},
     TileRow{TileUse::kPaired,
             {128, 128, 64, 64, 6},
-            "as where tiles are whole, and two blocks share a long tile and a short one",
+            "as where tiles are whole, and the blocks of a cluster share a long tile and a short one",
             {1330, 1100}},
     TileRow{TileUse::kPaired,
             {128, 128, 128, 128, 4},
-            "as where tiles are whole, and two blocks share a long tile and a short one",
+            "as where tiles are whole, and the blocks of a cluster share a long tile and a short one",
             {1557, 2536}},
     TileRow{TileUse::kCapped, {192, 128, 64, 64, 8}, "as without softcap", {1479, 2140}},
     TileRow{TileUse::kCapped, {128, 128, 96, 96, 6}, "as without softcap", {1228, 2589}},
@@ -200,8 +201,8 @@ constexpr TileRow const* find_tile(int head_dim, int head_dim_v, TileUse use) {
 constexpr int rows_of_slab(TileConfig const& tile) { return min_of(tile.rows, kSlabRows); }
 constexpr int slabs_of(TileConfig const& tile) { return tile.rows / rows_of_slab(tile); }
 
-// Whether a kernel can find tiles by their rank where each has a block: those for small grids. In others producers have
-// no registers for it.
+// Whether a kernel can find whole tiles by their rank: those for small grids. In others producers have no registers for
+// it.
 constexpr bool may_rank_tiles(TileConfig const& tile) { return tile.calls == Calls::kUncut; }
 
 constexpr KernelFamily family_of(TileConfig const& tile) {

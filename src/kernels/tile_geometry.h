@@ -8,7 +8,8 @@
 
 namespace hopper_attention {
 
-inline constexpr int kSlabRows = 64;  // query rows of one consumer warpgroup
+inline constexpr int kSlabRows = 64;    // query rows of one consumer warpgroup
+inline constexpr int kRowsOfWarp = 16;  // of these
 
 // Query rows that the tiles for few of them hold.
 inline constexpr int kMostFewRows = 16;

@@ -82,9 +82,8 @@ class RankedTileSource {
   int mirrored_;  // the rank behind it
 };
 
-// Of a grid of clusters of two CTAs, which share two tiles (PairedTiles). The first CTA takes the short one, then the
-// first keys of the long one, and sends the other CTA its part; that one takes the rest and merges.
-// Tiles: AlikeTiles or RankedTiles.
+// Of a grid of clusters whose CTAs share two tiles (PairedTiles): the first CTA takes the short one, then its part of
+// the long one, of which the others have the rest. Tiles: AlikeTiles or RankedTiles.
 template <class Tiles>
 class PairedTileSource {
  public:
@@ -92,52 +91,89 @@ class PairedTileSource {
 
   // `slabs` and `keys` are the tile's.
   HA_HOST_DEVICE PairedTileSource(AttentionParams const& params, int slabs, int keys, int cta)
-      : params_(params), tiles_(params, keys), slabs_(slabs), keys_(keys), second_(cta % 2 != 0), pair_(cta / 2) {}
+      : params_(params),
+        tiles_(params, keys),
+        slabs_(slabs),
+        keys_(keys),
+        rank_(params.pairs.size.ctas.remainder(cta)),
+        pair_(params.pairs.size.ctas.quotient(cta)) {}
 
-  // One step for each of the two tiles, the short one first, of which the second CTA counts the blocks alone.
+  // What next() has found.
+  HA_HOST_DEVICE TileWork work(WorkItem const& item, Sequence const& sequence) const {
+    TileWork work{item.head, params_.load.groups_per_head_k.quotient(item.head), queries_, sequence};
+    work.range = part_of(range_, item.first, item.last, item.units);
+    work.in_cluster = item.in_cluster;
+    return work;
+  }
+
+  // Each CTA counts the blocks of both tiles, whether it takes a part of them or not.
   template <class Draw>
   HA_HOST_DEVICE bool next(WorkItem& item, Sequence& sequence, Draw /*draw*/) {
+    ClusterSize const& size = params_.pairs.size;
+    int const ctas = size.ctas.divisor;
     for (;;) {
       item = {};
       if (pair_ >= params_.pairs.pairs) { return true; }
       PairOfRanks const ranks = pair_of_ranks(pair_, params_.pairs.pairs, tiles_.count());
-      bool const is_short = !short_is_done_;
-      short_is_done_ = is_short;
-      int const rank = is_short ? ranks.second : ranks.first;
-      Tile const tile = rank >= 0 ? tiles_.tile(rank) : kNoTile;
-      int blocks = 0;
-      if (tile.batch >= 0) {
-        sequence = sequence_at(params_.sequences, tile.batch);
-        item = {.place = tile.batch, .head = tile.head, .m = tile.m};
-        blocks = tile_work(params_, slabs_, keys_, item, sequence).range.blocks();
+      bool const alone = ranks.second < 0;
+      Step const step = alone ? Step::kLong : ctas == 2 && step_ == Step::kCountLong ? Step::kShort : step_;
+      step_ = step == Step::kCountLong ? Step::kShort : step == Step::kShort ? Step::kLong : Step::kCountLong;
+      int const blocks = count(step == Step::kShort ? ranks.second : ranks.first, item, sequence);
+      if (step == Step::kCountLong) {
+        blocks_of_long_ = blocks;
+        continue;
       }
-      bool takes = !second_;
-      if (is_short) {
-        blocks_of_short_ = tile.batch >= 0 ? blocks + params_.pairs.blocks_of_ends : 0;
+      bool may_share = true;
+      int beside = 0;
+      if (step == Step::kShort) {
+        int const by_one = item.place >= 0 ? blocks + params_.pairs.blocks_of_ends : 0;
+        may_share = ctas > 2 && is_short_shared(blocks_of_long_, by_one, size);
+        blocks_of_short_ = may_share ? 0 : by_one;
       } else {
         pair_ += params_.pairs.clusters;
-        int const shared = blocks_to_share(blocks, blocks_of_short_);
-        takes = second_ || shared > 0;
-        if (shared > 0) {
-          item.first = second_ ? shared : 0;
-          item.last = second_ ? blocks : shared;
+        beside = alone ? 0 : blocks_of_short_;
+      }
+      bool takes = rank_ == (step == Step::kShort ? 0 : ctas - 1);
+      if (may_share) {
+        TileShares const shares(blocks, beside, size);
+        if (shares.shared()) {
+          takes = true;
+          item.first = shares.begin(rank_);
+          item.last = shares.begin(rank_ + 1);
           item.units = blocks;
           item.in_cluster = true;
         }
       }
-      if (takes && tile.batch >= 0) { return true; }
+      if (takes && item.place >= 0) { return true; }
     }
   }
 
  private:
+  enum class Step { kCountLong, kShort, kLong };  // of a pair
+
+  // The tile of a rank, and its blocks. item.place is -1 if there is none.
+  HA_HOST_DEVICE int count(int rank, WorkItem& item, Sequence& sequence) {
+    Tile const tile = rank >= 0 ? tiles_.tile(rank) : kNoTile;
+    if (tile.batch < 0) { return 0; }
+    sequence = sequence_at(params_.sequences, tile.batch);
+    item = {.place = tile.batch, .head = tile.head, .m = tile.m};
+    TileWork const work = tile_work(params_, slabs_, keys_, item, sequence);
+    queries_ = work.queries;
+    range_ = work.range;
+    return range_.blocks();
+  }
+
   AttentionParams const& params_;
   Tiles tiles_;
   int slabs_;
   int keys_;
-  bool second_;  // CTA of its cluster
+  int rank_;  // in the cluster
   int pair_;
-  bool short_is_done_ = false;  // of the pair
-  int blocks_of_short_ = 0;     // with what starting and ending it takes
+  Step step_ = Step::kCountLong;
+  QueryRange queries_{0, -1};  // of the last tile
+  BlockRange range_{};         // of the whole of it
+  int blocks_of_long_ = 0;
+  int blocks_of_short_ = 0;  // with what starting and ending it takes; 0: all share it
 };
 
 // Of a grid of clusters: tiles follow from their index. Sequences with more queries than a tile holds give it more

@@ -4,6 +4,7 @@
 #include "kernels/cute.h"
 
 #include "hopper_attention/types.h"
+#include "kernels/paired_tiles.h"
 #include "kernels/ring_order.h"
 #include "kernels/softmax.h"
 #include "kernels/tile_geometry.h"
@@ -31,6 +32,7 @@ struct AttentionTraits {
   static constexpr bool kSwapped = kTile.rows < kSlabRows;
   static constexpr int kQueryRows = kSwapped ? kTile.rows : kSlabRows;  // of a warpgroup
   static constexpr int kConsumerWarpgroups = kTile.rows / kQueryRows;
+  static constexpr int kConsumerWarps = kConsumerWarpgroups * cutlass::NumWarpsPerWarpGroup;
   static constexpr int kThreads = (kConsumerWarpgroups + 1) * cutlass::NumThreadsPerWarpGroup;
   static constexpr bool kListed = kTile.calls != Calls::kDense;  // lengths on the device
   static constexpr bool kPages = kListed && kTile.calls != Calls::kWhole;
@@ -160,14 +162,17 @@ struct AttentionTraits {
   static constexpr int kPartsEnds = kDecode ? kEndFloats * kMostCluster * kMergeRows : 1;
   static constexpr int kBarrierBytes =  // and work items
       kPartsEnds * 4 + (kSwapped ? 768 + 256 + 4 * kElementsP : 1024);
-  // Where another CTA of the cluster leaves its part of a tile: O as its threads hold it, in float32, and maxima and
-  // sums of the rows.
+  // Where other CTAs of the cluster leave what their warps have of a tile: O as their threads hold it, in float32, and
+  // maxima and sums of the rows.
   static constexpr int kOutputVectors = kSlabElementsO / (4 * cutlass::NumThreadsPerWarpGroup);  // of a thread
+  struct PartOfWarp {
+    float4 output[kOutputVectors][32];
+    float2 ends[kRowsOfWarp];
+  };
   struct ExchangeStorage {
-    float4 output[kConsumerWarpgroups][kOutputVectors][cutlass::NumThreadsPerWarpGroup];
-    float2 ends[kConsumerWarpgroups][kSlabRows];
-    uint64_t full[kConsumerWarpgroups];
-    uint64_t empty[kConsumerWarpgroups];  // of the other CTA: it has read what this one left there
+    PartOfWarp parts[most_parts_of_owner(kConsumerWarps)];
+    uint64_t full[kConsumerWarps];   // all parts of this warp's rows
+    uint64_t empty[kConsumerWarps];  // their owner has read what this warp sent
   };
   struct NoExchange {};
   static constexpr int kExchangeBytes = kPaired ? int(sizeof(ExchangeStorage)) : 0;

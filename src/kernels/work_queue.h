@@ -44,7 +44,13 @@ __device__ __forceinline__ void publish(AttentionParams const& params, typename 
     do {
       ends_soon = source.next(item, sequence, draw);
       work.last = item.place < 0;
-      if (!work.last) { work = tile_work(params, Traits::kConsumerWarpgroups, Traits::kKeys, item, sequence); }
+      if (!work.last) {
+        if constexpr (requires { source.work(item, sequence); }) {
+          work = source.work(item, sequence);
+        } else {
+          work = tile_work(params, Traits::kConsumerWarpgroups, Traits::kKeys, item, sequence);
+        }
+      }
     } while (!work.last && (work.queries.last < work.queries.first || (Traits::kDecode && !params.takes(sequence))));
     behind_long_item = ends_soon && work.range.blocks() >= kLongItem;
     work.announces_loads = Traits::kListed && Source::kDraws && behind_long_item;

@@ -247,6 +247,8 @@ TEST_CASE("plan: kernels have the code that their calls need and no more") {
   lengths_on_device.keys = KeyLayout::kDense;
   lengths_on_device.seqused_q = true;
   lengths_on_device.num_splits = 0;
+  CHECK(calls_of(lengths_on_device) == Calls::kWhole);  // so many tiles of so few keys that none is worth cutting
+  lengths_on_device.seqlen_k = 4096;
   CHECK(calls_of(lengths_on_device) == Calls::kUncapped);
   lengths_on_device.seqused_q = false;
   lengths_on_device.batch = 1;
@@ -618,7 +620,7 @@ TEST_CASE("plan: few rows take tiles of fewer rows, which keep more SMs busy, wh
   CHECK(explains(plan(p, card(132)), "fewer rows"));
   p.batch_invariant = true;
   CHECK(tile_of(p) == "192x80 packed");
-  p = chunk(128, 128, 8192);  // so few tiles of so many keys that they are to be cut
+  p = chunk(128, 128, 32768);  // so few tiles of so many keys that they are to be cut
   p.batch = 2;
   p.num_splits = 0;
   CHECK(tile_of(p) == "192x80 packed");
@@ -1003,15 +1005,15 @@ TEST_CASE("plan: rows for nothing but sequences as long as they may be need no s
   }
   Problem few = known;  // tiles that leave SMs idle are cut, if that saves more than it takes to merge them
   few.batch = 1;
-  few.seqlen_q = few.total_q = 129;
+  few.seqlen_q = few.total_q = 128;
   few.num_splits = 0;
   CHECK_FALSE(listed(few));
   few.seqlen_k = 8192;
   CHECK_FALSE(listed(few));
-  CHECK(plan(few, card(132)).kernels.front().equal_parts == 5);
+  CHECK(plan(few, card(132)).kernels.front().equal_parts == 4);
   few.seqlen_q = 300;  // a bound
-  CHECK(plan(few, card(132)).kernels.front().equal_parts == 5);
-  few.batch = 2;
+  CHECK(plan(few, card(132)).kernels.front().equal_parts == 4);
+  few.batch = 33;  // more than lanes
   CHECK(listed(few));
   few.batch = 1;
   few.num_splits = 1;
@@ -1036,8 +1038,8 @@ TEST_CASE("plan: the tiles of one sequence behind many keys are in equal parts, 
   CHECK(kernel.partial_slots == 128);
   CHECK(explains(made, "4 parts of each tile"));
   auto const parts_of = [](Problem const& problem) { return plan(problem, card(132)).kernels.front().equal_parts; };
-  p.num_splits = 3;  // at most
-  CHECK(parts_of(p) == 3);
+  p.num_splits = 3;  // which clusters merge sooner
+  CHECK(plan(p, card(132)).kernels.front().blocks_of_pair == 3);
   p.num_splits = 1;
   CHECK(parts_of(p) == 1);
   p.num_splits = 0;
@@ -1072,7 +1074,7 @@ TEST_CASE("plan: two blocks share a long tile and a short one where each tile ha
   CHECK(made.tiles == 128);
   CHECK(made.ctas == 132);  // the longest four tiles are alone in theirs
   CHECK(made.workspace_bytes == 0);
-  CHECK(explains(made, "in clusters of two"));
+  CHECK(explains(made, "in clusters of 2"));
 
   Problem p = ragged(2048, 2048, 128, 1);
   p.heads_q = 8;
@@ -1148,6 +1150,37 @@ TEST_CASE("plan: two blocks share tiles of several sequences, whatever lengths t
   p.total_q = 500;
   CHECK(shares([](Problem& q) { q.seqlen_k = 2048; }));
   CHECK_FALSE(shares([](Problem& q) { q.seqlen_k = 32'768; }));  // so long that chunks on all SMs are worth merging
+}
+
+TEST_CASE("plan: the fewer tiles there are, the more blocks of a cluster share each") {
+  auto const blocks_of_pair = [](Problem const& p) { return plan(p, card(132)).kernels.front().blocks_of_pair; };
+  Problem p = ragged(128, 8192, 128, 1);
+  p.heads_q = 8;
+  p.heads_k = 1;
+  p.packed_q = true;
+  p.keys = KeyLayout::kPaged;
+  p.mask.right = 0;
+  p.num_splits = 1;
+  for (auto const& [queries, blocks] : {std::pair{128, 8}, {256, 4}, {448, 4}, {512, 3}, {608, 3}, {1024, 2}}) {
+    CAPTURE(queries);
+    p.seqlen_q = p.total_q = queries;
+    CHECK(blocks_of_pair(p) == blocks);
+  }
+  Problem several = p;  // of lengths that are not known
+  several.batch = 4;
+  several.seqlen_q = 128;
+  several.seqlen_k = 2048;
+  several.total_q = 512;
+  CHECK(blocks_of_pair(several) == 3);
+  for (int const bound : {200, 512, 5000}) {
+    several.seqlen_q = bound;
+    CHECK(blocks_of_pair(several) == 3);
+  }
+  several.total_q = 900;
+  CHECK(blocks_of_pair(several) == 2);
+  Plan const forced = testing::plan_with(p, card(132), {.tile = {.rows = 128, .keys = 128, .stages = 4}, .cluster = 8});
+  CHECK(forced.kernels.front().blocks_of_pair == 8);
+  CHECK(forced.ctas % 8 == 0);
 }
 
 TEST_CASE("plan: what tiles take is computed for as many keys as a call may have") {

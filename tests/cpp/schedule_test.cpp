@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <deque>
 #include <map>
+#include <numeric>
 #include <optional>
 #include <random>
 #include <set>
@@ -432,57 +433,64 @@ std::string rank_fault(AttentionParams const& params, KernelPlan const& kernel, 
   return "";
 }
 
-// Of a grid of clusters that share two tiles. `fault`: of what the two CTAs must agree on, and have as much of.
+// Of a grid of clusters that share two tiles. `fault`: of what the CTAs of one must agree on.
 std::vector<Done> run_pairs(AttentionParams const& params, KernelPlan const& kernel, std::string& fault) {
   std::vector<Done> done;
-  std::vector<Done> sent;  // by the first CTA of the cluster
+  std::vector<Done> shared;  // of the CTA of the cluster before
   for (int cta = 0; cta < kernel.ctas; ++cta) {
-    bool const first = cta % 2 == 0;
-    if (first) { sent.clear(); }
+    int const rank = cta % kernel.blocks_of_pair;
+    if (rank == 0) { shared.clear(); }
     std::size_t taken = 0;
     PairedTileSource<AlikeTiles> alike(params, slabs_of(kernel.tile), kernel.tile.keys, cta);
     PairedTileSource<RankedTiles> ranked(params, slabs_of(kernel.tile), kernel.tile.keys, cta);
     for (int calls = 0;; ++calls) {
       WorkItem item = kStaleItem;
       Sequence sequence{};
-      params.ranked.alike > 0 ? alike.next(item, sequence, 0) : ranked.next(item, sequence, 0);
+      bool const are_alike = params.ranked.alike > 0;
+      are_alike ? alike.next(item, sequence, 0) : ranked.next(item, sequence, 0);
       if (item.place < 0) { break; }
       if (calls > 100'000) { fault = "no end"; }
       if (!fault.empty()) { return done; }
-      TileWork const work = tile_work(params, slabs_of(kernel.tile), kernel.tile.keys, item, sequence);
+      TileWork const work = are_alike ? alike.work(item, sequence) : ranked.work(item, sequence);
       if (work.queries.last < work.queries.first) { continue; }
-      done.push_back({item, work, cta, -1});
+      Done const now{item, work, cta, -1};
       if (item.slot != -1) { fault = "a slot of the workspace"; }
+      if (!work.in_cluster || !work.range.empty()) { done.push_back(now); }
       if (!work.in_cluster) { continue; }
-      if (work.range.empty()) { fault = "a part without keys"; }
-      if (first != (work.range.begin == 0)) { fault = "the other CTA's part"; }
-      if (first) {
-        sent.push_back(done.back());
-      } else if (taken == sent.size()) {
-        fault = "a part that nobody sends";
+      if (rank == 0) {
+        if (item.first != 0) { fault = "keys that no CTA has"; }
+        shared.push_back(now);
+      } else if (taken == shared.size()) {
+        fault = "a part of a tile that others do not merge";
       } else {
-        Done const& other = sent[taken++];
+        Done& other = shared[taken++];
         bool const same = other.item.place == item.place && other.item.head == item.head && other.item.m == item.m;
-        if (!same || other.work.range.end != work.range.begin) { fault = "parts that do not fit together"; }
+        if (!same || other.item.last != item.first) { fault = "parts that do not fit together"; }
+        other = now;
       }
+      if (rank == kernel.blocks_of_pair - 1 && item.last != item.units) { fault = "keys that no CTA has"; }
     }
-    if (!first && taken != sent.size()) { fault = "a part that nobody takes"; }
+    if (rank > 0 && taken != shared.size()) { fault = "a part that nobody merges"; }
   }
   return done;
 }
 
-// Of clusters that have one pair each: whether one of two CTAs that share a tile has more to do than the other.
+// Of clusters that have one pair each: whether the CTAs that share a tile have as much to do as each other. The first
+// of more than two may be a little longer at the short tile of the pair.
 bool are_equal(AttentionParams const& params, std::vector<Done> const& done) {
-  std::vector<int> blocks(2 * static_cast<std::size_t>(params.pairs.clusters));
+  int const ctas = params.pairs.size.ctas.divisor;
+  std::vector<int> blocks(static_cast<std::size_t>(ctas * params.pairs.clusters));
   std::set<int> sharing;  // clusters
   for (Done const& d : done) {
     blocks[static_cast<std::size_t>(d.cta)] +=
         d.work.range.blocks() + (d.work.in_cluster ? 0 : params.pairs.blocks_of_ends);
-    if (d.work.in_cluster) { sharing.insert(d.cta / 2); }
+    if (d.work.in_cluster) { sharing.insert(d.cta / ctas); }
   }
   return std::ranges::all_of(sharing, [&](int c) {
-    auto const first = 2 * static_cast<std::size_t>(c);
-    return std::abs(blocks[first] - blocks[first + 1]) <= 1;
+    auto const first = blocks.begin() + c * ctas;
+    if (ctas == 2) { return std::abs(first[0] - first[1]) <= 1; }
+    int const share = ceil_div(std::accumulate(first, first + ctas, 0), ctas);
+    return first[0] <= share + 2 * kWorthSharing && *std::max_element(first + 1, first + ctas) <= share + 1;
   });
 }
 
@@ -789,7 +797,7 @@ std::string pairs_fault(Call& call, KernelPlan const& kernel, Seen& seen) {
   bool const all_exist =
       params.ranked.alike == 0 || sequence_at(call.sequences, 0).len.q == query_rows_of_sequence(call.problem);
   if (one_pair && all_exist && !are_equal(params, done)) {
-    return "one of two blocks that share a tile has more to do";
+    return "one of the blocks that share a tile has more to do";
   }
   return coverage_fault(call, kernel, params, tiles);
 }
@@ -1052,7 +1060,57 @@ Request request_of_few_tiles(Random& random) {
   return r;
 }
 
-TEST_CASE("schedule: tiles of one sequence, and of alike ones, are computed once where two blocks share two") {
+TEST_CASE("TileShares: the parts of a tile follow one another, and no CTA has much more to do than another") {
+  for (int const ctas : kPairClusters) {
+    ClusterSize const size(ctas);
+    for (int blocks = 0; blocks < 200; ++blocks) {
+      for (int beside = 0; beside <= blocks + 3; ++beside) {
+        CAPTURE(ctas);
+        CAPTURE(blocks);
+        CAPTURE(beside);
+        TileShares const shares(blocks, beside, size);
+        REQUIRE(shares.begin(0) == 0);
+        REQUIRE(shares.begin(ctas) == blocks);
+        int longest = 0;
+        int shortest = blocks;
+        for (int cta = 0; cta < ctas; ++cta) {
+          int const count = shares.begin(cta + 1) - shares.begin(cta);
+          REQUIRE(count >= 0);
+          longest = std::max(longest, count);
+          if (cta > 0) { shortest = std::min(shortest, count); }
+        }
+        REQUIRE(longest - shortest <= 1);
+        int const first = shares.begin(1);
+        REQUIRE((first == 0 || beside + first <= longest));  // done with the short tile and its part when others are
+        REQUIRE((beside + first + 1 >= shortest));           // and not much sooner
+        REQUIRE(shares.shared() == (blocks - longest >= kWorthSharing));
+        if (ctas == 2 && beside <= blocks + 2) { REQUIRE_FALSE(is_short_shared(blocks, beside, size)); }
+      }
+    }
+  }
+}
+
+TEST_CASE("TileExchange: each warp's rows are merged by one CTA of the cluster, which has room for all parts") {
+  for (int const warps : {4, 8, 12}) {
+    for (int const ctas : kPairClusters) {
+      for (bool const alone : {false, true}) {
+        int const of_owner = warps_of_owner(warps, ctas, alone);
+        CHECK((warps - 1) / of_owner < ctas);
+        CHECK(of_owner * (ctas - 1) <= most_parts_of_owner(warps));
+      }
+    }
+  }
+}
+
+// Of those that share tiles of many queries.
+void force_some_clusters(Request& r, Random& random) {
+  int most_queries = 0;
+  for (SeqlenQK const len : r.lengths) { most_queries = std::max(most_queries, len.q); }
+  bool const many = most_queries * scheduled_packing(r.heads_q, r.heads_k) > kSlabRows;
+  r.forced_cluster = many ? one_of<int>(random, {0, 0, 2, 3, 4, 8}) : 0;
+}
+
+TEST_CASE("schedule: tiles of one sequence, and of alike ones, are computed once where blocks share two") {
   Random random(13);
   Seen seen;
   for (int i = 0; i < 1500; ++i) {
@@ -1066,6 +1124,7 @@ TEST_CASE("schedule: tiles of one sequence, and of alike ones, are computed once
     r.lengths = {SeqlenQK{q, std::max(0, q + pick(random, 0, 2) * pick(random, -300, 2000))}};
     r.alike = pick(random, 0, 4) == 0 && r.lengths[0].k > 0;
     if (r.alike) { r.lengths.resize(static_cast<std::size_t>(pick(random, 1, 3)), r.lengths[0]); }
+    force_some_clusters(r, random);
     CAPTURE(i);
     CAPTURE(text_of(r));
     Call call;
@@ -1103,6 +1162,7 @@ TEST_CASE("schedule: blocks that find the tiles of few sequences by themselves, 
     r.leftpad = !r.packed_k && pick(random, 0, 3) == 0 ? 70 : 0;
     r.slack = pick(random, 0, 2) == 0 ? pick(random, 0, 300) : 0;
     r.lengths = some_lengths(random, pick(random, 0, 3) == 0 ? 32 : 6, 24'000 / r.heads_q);
+    force_some_clusters(r, random);
     CAPTURE(i);
     CAPTURE(text_of(r));
     Call call;

@@ -49,8 +49,8 @@ struct Case {
   int cp_world = 1;
   int num_splits = 1;
   int sm_margin = 0;
-  bool clusters = true;       // thread blocks may share a tile of few queries and merge it among themselves
-  bool shares_tiles = false;  // two thread blocks share two tiles, also of calls so short that the plan would not do it
+  bool clusters = true;  // thread blocks may share a tile of few queries and merge it among themselves
+  int shares_tiles = 0;  // thread blocks that share two tiles, also of calls so short that the plan would not do it
   bool metadata = false;
   bool batch_invariant = false;
   int append = 0;  // keys that each sequence appends

@@ -646,7 +646,10 @@ Outcome run_case(Case const& c, Options const& options, cudaStream_t stream) {
   Call call(c, memory);
   ha::testing::ForcedPlan forced;
   if (!c.clusters) { forced.cluster = -1; }
-  if (c.shares_tiles) { forced.tile = {.rows = 128, .keys = 128, .stages = c.head_dim == 64 ? 6 : 4}; }
+  if (c.shares_tiles > 0) {
+    forced.tile = {.rows = 128, .keys = 128, .stages = c.head_dim == 64 ? 6 : 4};
+    forced.cluster = c.shares_tiles;
+  }
   ha::Plan const plan =
       ha::testing::plan_with(call.problem(), options.plan ? ha::device_info("H200") : ha::device_info(0), forced);
   if (!options.plan && !is_built(plan)) {

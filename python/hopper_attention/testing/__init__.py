@@ -22,7 +22,8 @@ def force_plan(
 
     tile: (rows, keys) or (rows, keys, stages). num_splits, packed_heads (1 or Hq / Hk), heads_per_pass, ctas: 0 leaves
     the choice to the plan. cluster: thread blocks that share a tile of few queries, a power of 2 up to 16; -1: none do;
-    0 leaves the choice to the plan. A value that a problem does not allow raises ValueError in the call. Nests.
+    where clusters share tiles of many queries 2, 3, 4 or 8; 0 leaves the choice to the plan. A value that a problem
+    does not allow raises ValueError in the call. Nests.
     """
     choices = tuple(tile or ())
     if len(choices) not in (0, 2, 3):

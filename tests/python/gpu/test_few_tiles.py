@@ -20,6 +20,7 @@ from gpu.few_sequences import LAYOUTS, require_graph_serves  # noqa: E402
 from gpu.fixed_splits import plan_of  # noqa: E402
 from gpu.support import MAIN, small_masks  # noqa: E402
 from gpu.test_grid import name_of  # noqa: E402
+from gpu.test_shared_tiles import is_shared  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
@@ -57,15 +58,20 @@ def test_equal_parts(kernel, mask):
 @pytest.mark.parametrize("ratio", [1, 2, 3, 5, 8, 16, 64, 128])
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_ratios_and_numbers_of_parts(head_dim, ratio, splits):
+    """Where parts are no more than a cluster has blocks, these share the tiles instead."""
     made = [
-        chunk(f"{ratio} heads, at most {splits} parts", queries, 7001, heads_q=2 * ratio, num_splits=splits,
-              causal=causal, sinks="fp32", keys="paged", page_size=16, head_dim=head_dim, head_dim_v=head_dim)
+        chunk(f"{ratio} heads, at most {splits} parts", queries, 7001, heads_q=heads_k * ratio, heads_k=heads_k,
+              num_splits=splits, causal=causal, sinks="fp32", keys="paged", page_size=16, head_dim=head_dim,
+              head_dim_v=head_dim)
+        for heads_k in ((2, 16) if ratio <= 8 else (2,))
         for queries in (65, 100)
         for causal in (False, True)
     ]  # fmt: skip
     judge_all(made)
     if ratio <= 8 and splits > 2:
-        assert all(in_parts(batch) for batch in made)
+        assert all(in_parts(batch) or is_shared(batch) for batch in made[:4])
+    if ratio <= 8 and splits > 3:
+        assert any(in_parts(batch) for batch in made)
 
 
 @pytest.mark.parametrize("keys", ["packed", "paged"])

@@ -1,5 +1,5 @@
 """Several sequences with about as many tiles as the card has SMs, or up to twice as many: thread blocks find the tiles in
-order of their length by themselves, and where each has an SM, two blocks share a long tile and a short one.
+order of their length by themselves, and where each has an SM, those of a cluster share a long tile and a short one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gpu.batches import (  # noqa: E402
 from gpu.few_sequences import LAYOUTS, require_graph_serves  # noqa: E402
 from gpu.fixed_splits import plan_of  # noqa: E402
 from gpu.support import small_masks  # noqa: E402
-from gpu.test_shared_tiles import KERNELS, is_shared  # noqa: E402
+from gpu.test_shared_tiles import CLUSTERS, KERNELS, is_shared, shared_by  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
@@ -111,6 +111,29 @@ def test_results_do_not_change_from_run_to_run_nor_with_fewer_sms(heads_q):
     before = metadata.clone()
     require_same(case, "with metadata", attend(made, scheduler_metadata=metadata), expected)
     assert torch.equal(metadata, before)
+
+
+@pytest.mark.parametrize("cluster", CLUSTERS)
+@pytest.mark.parametrize("kernel", KERNELS, ids=str)
+def test_clusters(kernel, cluster):
+    dtype, head_dim = kernel
+    judge_all([
+        several(f"{why}, {cluster} blocks", lengths, dtype=dtype, heads_q=heads_q, causal=causal, keys="paged",
+                **shared_by(head_dim, cluster))
+        for heads_q, causal in ((2, True), (8, True), (4, False))
+        for why, lengths in SEVERAL.items()
+    ])  # fmt: skip
+
+
+@pytest.mark.parametrize("cluster", CLUSTERS)
+def test_a_graph_of_clusters_serves_other_lengths(cluster):
+    lengths = ((700, 1500), (600, 1500), (200, 1500))
+    case = several("captured", lengths, keys="paged", heads_q=4, heads_k=4, num_splits=1, **shared_by(128, cluster))
+    require_graph_serves(case, [
+        ((1, 1500), (1499, 1499), (0, 0)),
+        ((0, 5), (3, 1000), (1, 1)),
+        ((500, 500), (500, 500), (500, 500)),
+    ])  # fmt: skip
 
 
 @pytest.mark.parametrize("shared", [True, False], ids=["shared", "whole"])

@@ -1,5 +1,5 @@
-"""Prompts of about as many tiles as the card has SMs: two thread blocks share a long tile and a short one. And one
-sequence whose whole tiles need no schedule.
+"""Prompts of at most as many tiles as the card has SMs: the thread blocks of a cluster share a long tile and a short one.
+And one sequence whose whole tiles need no schedule.
 """
 
 from __future__ import annotations
@@ -32,6 +32,12 @@ SHARED = {
     if kernel.tile.calls == "paired"
 }
 KERNELS = [(dtype, head_dim) for dtype in ("bf16", "fp16") for head_dim in SHARED]
+CLUSTERS = (2, 3, 4, 8)  # thread blocks that may share tiles
+
+
+def shared_by(head_dim: int, cluster: int) -> dict:
+    """The choices by which clusters of so many blocks share tiles."""
+    return {"head_dim": head_dim, "forced": (("tile", SHARED[head_dim]), ("cluster", cluster))}
 
 
 def prompt(why: str, queries: int, length: int, **given) -> Batch:
@@ -39,26 +45,26 @@ def prompt(why: str, queries: int, length: int, **given) -> Batch:
 
 
 def is_shared(batch: Batch) -> bool:
-    return "two blocks share two" in plan_of(batch).explain()
+    return "the blocks of a cluster share two" in plan_of(batch).explain()
 
 
 @pytest.mark.parametrize("mask", small_masks())
 @pytest.mark.parametrize("kernel", KERNELS, ids=str)
 def test_masks_and_lengths(kernel, mask):
-    """An odd number of tiles has one in the middle, which two blocks share; under some masks the first tiles are the
-    long ones, or none is; rows see keys of one part alone, or none at all.
+    """An odd number of tiles has one in the middle, which is alone; under some masks the first tiles are the long ones,
+    or none is; rows see keys of one part alone, or none at all; blocks of large clusters have no keys of a tile.
     """
     dtype, head_dim = kernel
     options = small_masks()[mask]
     if options.get("softcap"):
         options = {name: value for name, value in options.items() if name != "softcap"}  # has kernels of its own
-    given = {"dtype": dtype, "head_dim": head_dim, "forced": (("tile", SHARED[head_dim]),), **options}
     lengths = [(65, 65), (65, 700), (128, 128), (129, 500), (200, 1), (257, 300), (500, 500), (700, 70), (640, 641),
                (1000, 1000), (900, 1700), (100, 0), (1500, 1500)]  # fmt: skip
     first = list(small_masks()).index(mask) + KERNELS.index(kernel)
     judge_all([
-        prompt(f"{queries} queries on {keys} keys", queries, keys, num_splits=i % 2, **given,
-               **LAYOUTS[(first + i) % len(LAYOUTS)])
+        prompt(f"{queries} queries on {keys} keys, {cluster} blocks", queries, keys, num_splits=i % 2, dtype=dtype,
+               **options, **shared_by(head_dim, cluster), **LAYOUTS[(first + i) % len(LAYOUTS)])
+        for cluster in CLUSTERS
         for i, (queries, keys) in enumerate(lengths)
     ])  # fmt: skip
 
@@ -110,6 +116,30 @@ def test_results_do_not_change_from_run_to_run_nor_with_fewer_sms():
     before = metadata.clone()
     require_same(case, "with metadata", attend(made, scheduler_metadata=metadata), expected)
     assert torch.equal(metadata, before)
+
+
+@pytest.mark.parametrize("cluster", CLUSTERS)
+@pytest.mark.parametrize("kernel", KERNELS, ids=str)
+def test_clusters(kernel, cluster):
+    """Of each size: alone in a cluster or not, with queries that are no multiple of a tile's, with idle rows, a head dim
+    between those of the tiles, unaligned out, and several pairs for a cluster; the same bits again and again.
+    """
+    dtype, head_dim = kernel
+    given = {"dtype": dtype, "causal": True, "keys": "paged", **shared_by(head_dim, cluster)}
+    made = [
+        prompt("few tiles of many keys", 100, 5000, **given),
+        prompt("idle rows", 300, 900, heads_q=3, heads_k=1, sinks="fp32", **given),
+        prompt("a narrower head", 300, 900, **{**given, "head_dim": head_dim - 8}),
+        prompt("many pairs", 1900, 2000, **given),
+    ]  # fmt: skip
+    judge_all(made)
+    for case in (made[0], made[3]):
+        tensors = make(case)
+        expected = judged_results(tensors)
+        for _ in range(10):
+            require_same(case, "again", attend(tensors), expected)
+        for margin in (60, 110):
+            require_same(case, f"sm_margin {margin}", attend(tensors, sm_margin=margin), expected)
 
 
 @pytest.mark.parametrize("shared", [True, False], ids=["shared", "whole"])

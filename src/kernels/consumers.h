@@ -1,0 +1,182 @@
+// Consumer warpgroups: item after item, the main loop, then what ends a tile or a part of one.
+#pragma once
+
+#include "kernels/cute.h"
+
+#include "kernels/cluster_merge.h"
+#include "kernels/epilogue.h"
+#include "kernels/mainloop.h"
+#include "kernels/params.h"
+#include "kernels/start_role.h"
+#include "kernels/swapped_epilogue.h"
+#include "kernels/swapped_mainloop.h"
+#include "kernels/tile_exchange.h"
+#include "kernels/tile_work.h"
+#include "kernels/turns.h"
+#include "kernels/work_queue.h"
+
+namespace hopper_attention {
+
+// Tiles of at most 16 rows.
+template <class Traits>
+__device__ __forceinline__ void consume_swapped(AttentionParams const& params, typename Traits::SharedStorage& shared) {
+  int const thread = threadIdx.x % cutlass::NumThreadsPerWarpGroup;
+  SwappedMainloop<Traits> mainloop(params, shared, thread);
+  SwappedEpilogue<Traits> const epilogue{params, shared, thread};
+  ClusterMerge<Traits> merge(params, shared, thread);
+  RingState<Traits::kStages> read;
+  uint32_t q_phase = 0;
+  start_role<Traits>(params);
+  for_each_work<Traits>(shared, [&](TileWork const& work) __attribute__((always_inline)) {
+    wait_barrier(shared.q_full[0][0], q_phase);
+    q_phase ^= 1;
+    mainloop.mma(work, read, [&]() {
+      if (thread == 0) { arrive_barrier(shared.q_empty[0][0]); }
+    });
+    PartEnd ends[kColumnsPerThread];
+    mainloop.finish(ends);
+    if (work.in_cluster) {
+      merge(work, [&](int rows) { epilogue.send(merge, ends, mainloop.output(), rows); });
+    } else if (work.slot >= 0) {
+      epilogue.store_part(work, ends, mainloop.output());
+    } else {
+      epilogue.store(work, ends, mainloop.output());
+    }
+  });
+  if (may_share_tiles<Traits>(params)) { merge.finish(); }
+}
+
+template <class Traits>
+__device__ __forceinline__ void consume(AttentionParams const& params, typename Traits::SharedStorage& shared) {
+  int const warpgroup = cutlass::canonical_warp_group_idx() - 1;
+  int const thread = threadIdx.x % cutlass::NumThreadsPerWarpGroup;
+  Turns<Traits> const turns{warpgroup};
+  CollectiveMainloop<Traits> const mainloop{params, shared, warpgroup, thread, turns};
+  CollectiveEpilogue<Traits> const epilogue{params, shared, warpgroup, thread};
+  ClusterMerge<Traits> merge(params, shared, thread);
+  TileExchange<Traits> exchange(params, shared, warpgroup);
+  constexpr bool kItemInRegisters = Traits::kHeadDimV <= 192;  // wider heads have none left
+  constexpr bool kTwoBuffers = Traits::kQueryBuffers == 2;
+  constexpr bool kOutputInRing = Traits::kOutputSlots > 0;
+
+  cute::Tensor tSrS = partition_fragment_C(typename Traits::MmaQk{}, Shape<Int<kSlabRows>, Int<Traits::kKeys>>{});
+  cute::Tensor tOrO = partition_fragment_C(typename Traits::MmaPv{}, Shape<Int<kSlabRows>, Int<Traits::kHeadDimV>>{});
+  start_role<Traits>(params);
+  turns.setup();
+  RingState<Traits::kStages> read;
+  RingState<Traits::kQueryBuffers> q;
+
+  RingState<Traits::kStages> output;  // slots of the tile before
+  bool is_first = true;
+  ThreadKeys seen;
+  // Waits for Q also for work without keys: O may take its place, so the slab must be this tile's.
+  auto const begin = [&](TileWork const& work, SlabRange const& slab, auto in_turns) __attribute__((always_inline)) {
+    if (!work.last) { wait_barrier(shared.q_full[q.slot][warpgroup], q.phase); }
+    // Blocks that are skipped may need the slots that O of the tile before is in.
+    bool const skips_far = Traits::kSkips && !work.last && !slab.empty() && work.range.end - slab.end > 1;
+    if (kOutputInRing && skips_far) { mainloop.release_output(output, !is_first); }
+    seen = mainloop.issue_first_scores(work, slab, in_turns, q.slot, read, tSrS);
+    if (kOutputInRing && !skips_far) { mainloop.release_output(output, !is_first); }
+  };
+  auto const release_q = [&](int buffer) __attribute__((always_inline)) {
+    sync_warpgroup(warpgroup);
+    if (thread == 0) { arrive_barrier(shared.q_empty[buffer][warpgroup]); }
+  };
+
+  WorkState<Traits> items;
+  // What this warpgroup's slab visits of an item.
+  auto const slab_of = [&](WorkState<Traits> const& item) __attribute__((always_inline)) {
+    if constexpr (Traits::kSkips) {
+      return shared.slabs[item.slot][warpgroup];
+    } else {
+      return shared.work[item.slot].range.of_all_slabs();
+    }
+  };
+  auto const takes_turns = [&](WorkState<Traits> const& item) __attribute__((always_inline)) {
+    if constexpr (Traits::kTurnsInSomeTiles) {
+      return is_in_turns(shared.work[item.slot].range, shared.slabs[item.slot][0], Traits::kConsumerWarpgroups);
+    } else {
+      return true_type{};
+    }
+  };
+  TileWork const* work = &wait_work<Traits>(shared, items);
+  if constexpr (Traits::kScoresEarly) {
+    begin(*work, slab_of(items), takes_turns(items));
+    mainloop.wait_first_scores(tSrS);
+  }
+  while (!work->last) {
+    int const buffer = q.slot;
+    TileWork at_start;
+    if constexpr (kItemInRegisters) { at_start = read_at_once(*work); }
+    TileWork const& now = kItemInRegisters ? at_start : *work;
+    SlabRange const visited = slab_of(items);
+    auto const in_turns = takes_turns(items);
+    if constexpr (!Traits::kScoresEarly) {
+      begin(now, visited, in_turns);
+      mainloop.wait_first_scores(tSrS);
+    }
+    TileWork finished;  // the same, read again under the last product: before, there are no registers for all of it
+    typename Traits::Softmax softmax(params.softmax);
+    // The tile before has O in the other buffer, whose store is done long ago.
+    auto const after_first = [&]() __attribute__((always_inline)) {
+      if (kTwoBuffers && thread == 0 && !is_first) {
+        epilogue.wait_stores();
+        arrive_barrier(shared.q_empty[buffer ^ 1][warpgroup]);
+      }
+    };
+    auto const after_scores = [&]() __attribute__((always_inline)) {
+      if constexpr (!kTwoBuffers) { release_q(buffer); }
+      finished = read_at_once(*work);
+    };
+    if (!visited.empty()) {
+      mainloop.mma(now, visited, in_turns, seen, buffer, read, softmax, tSrS, tOrO, after_first, after_scores);
+    } else {
+      clear(tOrO);
+      after_first();
+      after_scores();
+      if (Traits::kSkips && !finished.range.empty()) { mainloop.skip_tile(finished, in_turns, read); }
+    }
+    is_first = false;
+    ++q;
+    WorkState<Traits> const item = items;
+    ++items;
+    if constexpr (Traits::kScoresEarly) {
+      work = &wait_work<Traits>(shared, items);
+      begin(*work, slab_of(items), takes_turns(items));
+    }
+    typename Traits::Element* slab = shared.q[buffer][warpgroup];
+    if constexpr (kOutputInRing) {
+      output = read;
+      slab = mainloop.wait_output(read);
+      read.advance(Traits::kOutputSlots);
+    }
+    if (Traits::kDecode && finished.in_cluster) {
+      if constexpr (Traits::kDecode) {
+        merge(finished, [&](int row_count) { epilogue.send(merge, softmax, tOrO, row_count); });
+      }
+    } else {
+      SlabRows here;
+      if constexpr (Traits::kPaired) {
+        if (finished.in_cluster) { here = exchange(softmax, tOrO); }
+      }
+      if (!here.empty()) {
+        epilogue.store(finished, slab, softmax, tOrO, here);
+      } else {
+        sync_warpgroup(warpgroup);  // no warp multiplies by Q any more
+      }
+    }
+    release_work<Traits>(shared, item);
+    if constexpr (Traits::kScoresEarly) {
+      mainloop.wait_first_scores(tSrS);
+    } else {
+      work = &wait_work<Traits>(shared, items);
+    }
+  }
+  epilogue.wait_stores();
+  if constexpr (Traits::kDecode) {
+    if (may_share_tiles<Traits>(params)) { merge.finish(); }
+  }
+  if constexpr (Traits::kPaired) { exchange.finish(); }
+}
+
+}  // namespace hopper_attention

@@ -1,0 +1,80 @@
+// The scheduler warp: finds the work of its CTA, whatever a call has it follow from, and publishes it.
+#pragma once
+
+#include "kernels/cute.h"
+
+#include "kernels/params.h"
+#include "kernels/ranked_tiles.h"
+#include "kernels/schedule.h"
+#include "kernels/start_role.h"
+#include "kernels/tile_sources.h"
+#include "kernels/warm_schedule.h"
+#include "kernels/work_queue.h"
+#include "kernels/work_source.h"
+
+namespace hopper_attention {
+
+template <class Traits>
+__device__ __forceinline__ void schedule(AttentionParams const& params, typename Traits::SharedStorage& shared) {
+  int round = 0;
+  auto const draw = [&](Draws const& draws) {
+    int index = draws.item(static_cast<int>(blockIdx.x), round++);
+    if (index != Draws::kFromCounter) { return index; }
+    if (threadIdx.x % 32 == 0) {
+      auto* const counter = reinterpret_cast<unsigned*>(draws.counter);
+      index = draws.first_of_counter() + static_cast<int>(atomicInc(counter, draws.last_of_counter()));
+    }
+    return __shfl_sync(0xffffffff, index, 0);
+  };
+  WorkFrom from = Traits::kListed && params.listed ? WorkFrom::kSchedule : WorkFrom::kTileList;
+  ScheduleNumbers numbers;  // of a schedule that has decided
+  if constexpr (Traits::kDecode) {
+    from = work_from(params);
+    if (params.cluster.by_schedule) {
+      start_role<Traits>(params);
+      warm_schedule(params.schedule, params.sequences);
+      Schedule const schedule(params.schedule);
+      numbers = schedule.numbers();
+      from = work_from(params.cluster, schedule);
+    }
+  }
+  if constexpr (Traits::kPaired) {
+    auto const publish_pairs = [&](auto source) { publish<Traits>(params, shared, source, draw); };
+    constexpr int kSlabs = Traits::kConsumerWarpgroups;
+    if (params.ranked.alike > 0) {
+      publish_pairs(PairedTileSource<AlikeTiles>(params, kSlabs, Traits::kKeys, blockIdx.x));
+    } else {
+      publish_pairs(PairedTileSource<RankedTiles>(params, kSlabs, Traits::kKeys, blockIdx.x));
+    }
+  } else if (Traits::kDecode && from == WorkFrom::kClusters) {
+    ClusterWorkSource source(params, blockIdx.x);
+    start_role<Traits>(params);
+    publish<Traits>(params, shared, source, draw);
+  } else if (Traits::kDecode && from == WorkFrom::kDrawnTiles) {
+    start_role<Traits>(params);
+    warm_lengths(params.sequences);
+    DrawnTileSource source(params);
+    publish<Traits>(params, shared, source, draw);
+  } else if (Traits::kRanked && params.ranked.ctas > 0) {
+    RankedTileSource source(params, Traits::kKeys, blockIdx.x);
+    publish<Traits>(params, shared, source, draw);
+  } else if (!Traits::kListed || from == WorkFrom::kTileList) {
+    DenseWorkSource source(params, blockIdx.x, Traits::kParts && !Traits::kDecode && params.parts.on());
+    start_role<Traits>(params);
+    publish<Traits>(params, shared, source, draw);
+  } else {
+    if (!Traits::kDecode || !params.cluster.by_schedule) {
+      start_role<Traits>(params);
+      warm_schedule(params.schedule, params.sequences);
+      numbers = Schedule(params.schedule).numbers();
+    }
+    using Source = typename Traits::Source;
+    using State = typename Source::State;
+    if (threadIdx.x % 32 == 0) { new (shared.source) State(Schedule(params.schedule, numbers)); }
+    __syncwarp();
+    Source source(params, *reinterpret_cast<State*>(shared.source), Traits::kConsumerWarpgroups, Traits::kKeys);
+    publish<Traits>(params, shared, source, draw);
+  }
+}
+
+}  // namespace hopper_attention
