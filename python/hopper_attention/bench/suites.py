@@ -200,7 +200,7 @@ def short() -> list[Case]:
              heads_q, heads_k, head_dim, call="varlen", page_size=16, goal=1.00)
         for heads_q, heads_k, head_dim in ((8, 1, 128), (32, 8, 128), (8, 1, 64), (64, 8, 64))
         for queries, keys in ((512, 512), (1024, 1024), (2048, 2048), (4096, 4096), (8192, 8192),
-                              (128, 8192), (512, 8192), (2048, 8192))
+                              (128, 8192), (512, 8192), (2048, 8192), (100, 3000), (300, 4096))
     ] + [
         Case(suite, f"{name}, {heads_q}/{heads_k}, d{head_dim}", len(sequences), max(q for q, _ in sequences),
              max(k for _, k in sequences), heads_q, heads_k, head_dim, call="varlen", page_size=16, goal=1.00,
