@@ -90,7 +90,7 @@ double us_with_clusters(PlanRequest const& request, TileRow const& row, std::vec
     int const of_short = shares_both ? ceil_div(fewer, blocks_of_pair) : fewer;
     int const of_first = of_short + (shares_long ? long_shares.begin(1) : 0);
     int const of_last = (shares_both ? of_short : 0) + more - (shares_long ? long_shares.begin(blocks_of_pair - 1) : 0);
-    auto const us = [&](int count, int ends) { return (count * row.cost.block + ends * row.cost.tile) * 1e-3; };
+    auto const us = [&](double count, int ends) { return (count * row.cost.block + ends * row.cost.tile) * 1e-3; };
     int const first_ends = (two ? 1 : 0) + (shares_long ? 1 : 0);
     double const more_us = (blocks_of_pair - 2) * kExchangeOfMoreUs;
     double const of_long = two && blocks_of_pair > 2 ? kExchangeBehindShortUs : two ? kExchangeUs : kExchangeAloneUs;
