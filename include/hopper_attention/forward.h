@@ -141,6 +141,7 @@ struct Plan {
   int ctas_of_few_tiles = 0;        // thread blocks that share out units of few tiles, for the kernel that makes it
   bool fixed_splits = false;        // splits depend on a sequence alone (batch_invariant)
   bool forces_splits = false;       // by units also where whole tiles fill the grid
+  bool decode_first = false;        // of two kernels, on a part of the SMs; otherwise prefill, on all it has tiles for
   int max_splits = 0;               // of a tile; 0: no bound
   int keys_in_l2 = 0;               // of one K/V head
   std::vector<KernelPlan> kernels;  // one, or prefill and decode; the combine kernel follows if any may split

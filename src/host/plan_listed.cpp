@@ -172,6 +172,30 @@ void add_decode_kernels(PlanRequest const& request, Plan& plan, bool may_split) 
   add_kernel(request, plan, use, may_split).least_queries = most_queries + 1;
 }
 
+// Whether each SM has at most one tile of prompts, if these have all queries but one of each sequence.
+bool prompts_take_one_round(PlanRequest const& request, TileConfig const& tile) {
+  Problem const& problem = request.problem;
+  std::int64_t const queries = tile_shape(tile, request.scheduled_packing(), false).queries;
+  std::int64_t const of_group =
+      problem.packed_q ? ceil_div<std::int64_t>(std::max<std::int64_t>(0, problem.total_q - problem.batch), queries)
+                       : problem.batch * ceil_div<std::int64_t>(problem.seqlen_q, queries);
+  return of_group * request.scheduled_groups() <= request.device.sm_count;
+}
+
+// Decode is bound by memory, which it does not need all SMs for. So it may go first, where one of its blocks takes a
+// whole SM, and prefill beside it on what it leaves. Not where prefill has one round of tiles, or of chunks of equal
+// work: these would begin at two times, and decode, with two or three rounds of its own, has fewer blocks for them.
+void choose_order(PlanRequest const& request, Plan& plan) {
+  bool const fills_sm = plan.kernels[1].tile.per_sm == 1;
+  bool const one_round = prompts_take_one_round(request, plan.kernels[0].tile);
+  plan.decode_first = fills_sm && !one_round;
+  because(plan, "order",
+          plan.decode_first ? "sequences with few queries first, on the SMs that their bytes need; the others beside "
+                              "them, then on all SMs"
+          : fills_sm        ? "sequences with few queries behind the others, of which each SM has at most one tile"
+                            : "sequences with few queries behind the others: two of their blocks share an SM");
+}
+
 }  // namespace
 
 void plan_listed(PlanRequest const& request, Plan& plan, PrefillChoice const& prefill) {
@@ -194,11 +218,7 @@ void plan_listed(PlanRequest const& request, Plan& plan, PrefillChoice const& pr
     }
     if (beside_decode) {
       add_decode_kernels(request, plan, splits && !one_split);
-      bool const beside = card_share(plan, plan.kernels[1]) == CardShare::kLeaves;
-      because(plan, "order",
-              beside ? "sequences with few queries first, on the SMs that their bytes need; the others "
-                       "beside them, then on all SMs"
-                     : "sequences with few queries behind the others: two of their blocks share an SM");
+      choose_order(request, plan);
     }
   }
   choose_splits(request, plan, prefill.use);

@@ -116,7 +116,9 @@ Clusters best_clusters(PlanRequest const& request, TileRow const& row, int packe
     if (!is_forced || request.forced.cluster == size) { sizes.push_back({size}); }
   }
   std::int64_t const tiles = most_tiles(problem, row.tile, packed_heads);
-  if (!tiles_have_ranks(problem) || tiles > request.device.sm_count || tiles == 0) { return sizes.front(); }
+  if (!tiles_have_ranks(problem, row.tile, packed_heads) || tiles > request.device.sm_count || tiles == 0) {
+    return sizes.front();
+  }
   std::vector<Supposed> supposed;
   if (tiles_rise_to_the_last(problem)) { supposed.push_back(Supposed::kAnyLength); }
   if (supposed.empty() || !tiles_are_known(problem)) { supposed.push_back(Supposed::kLongest); }
@@ -143,9 +145,10 @@ double us_of_pairs(PlanRequest const& request, TileRow const& row, int packed_he
 
 void plan_pairs(PlanRequest const& request, Plan& plan, TileRow const& row) {
   Problem const& problem = request.problem;
-  require(tiles_have_ranks(problem), "tile: the blocks of a cluster share the tiles of up to ", kLanes,
-          " sequences, there are ", problem.batch);
   plan.tiles = std::max<std::int64_t>(1, most_tiles(problem, row.tile, plan.packed_heads));
+  require(tiles_have_ranks(problem, row.tile, plan.packed_heads), "tile: the blocks of a cluster share tiles of up to ",
+          kMostRankedSequences, " sequences and up to ", kMostRankedTiles, " of a group of heads; of ", problem.batch,
+          " sequences there are up to ", plan.tiles / (problem.heads_q / plan.packed_heads));
   require(plan.tiles <= kMaxTiles, "q: the problem has up to ", plan.tiles, " tiles, at most ", kMaxTiles,
           " are possible; split the batch");
   int const size = best_clusters(request, row, plan.packed_heads).blocks;

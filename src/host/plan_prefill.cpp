@@ -76,8 +76,9 @@ double us_of_unknown_tiles(PlanRequest const& request, TileRow const& row) {
 bool tiles_are_found_in_order(PlanRequest const& request, TileConfig const& tile) {
   Problem const& problem = request.problem;
   bool const is_found = may_rank_tiles(tile) || (problem.batch == 1 && tiles_are_known(problem));
-  return is_found && tiles_have_ranks(problem) &&
-         most_tiles(problem, tile, request.scheduled_packing()) <= kMostRoundsInOrder * request.device.sm_count;
+  int const packed_heads = request.scheduled_packing();
+  return is_found && tiles_have_ranks(problem, tile, packed_heads) &&
+         most_tiles(problem, tile, packed_heads) <= kMostRoundsInOrder * request.device.sm_count;
 }
 
 // With larger tiles in chunks of equal work, of `keys` each in the mean, and the time it takes to merge these.
@@ -143,7 +144,7 @@ bool small_tiles_end_sooner(PlanRequest const& request, TileRow const& small, bo
 bool pairs_end_sooner(PlanRequest const& request, TileRow const& paired, PrefillChoice const& chosen,
                       bool asks_for_splits) {
   TileRow const& whole = request.tile_row(chosen.use);
-  if (!tiles_have_ranks(request.problem)) { return false; }
+  if (!tiles_have_ranks(request.problem, paired.tile, request.scheduled_packing())) { return false; }
   if (request.forces_tile()) { return !request.allows(whole.tile); }
   double const us = us_of_pairs(request, paired, request.scheduled_packing());
   if (!tiles_are_known(request.problem)) {

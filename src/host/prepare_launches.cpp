@@ -131,9 +131,8 @@ std::optional<CombineLaunch> combine_launch(Plan const& plan, Problem const& pro
 std::vector<KernelLaunch> kernel_launches(Plan const& plan, Problem const& problem) {
   std::vector<KernelLaunch> launches;
   bool decodes = false;
-  bool const decode_first = plan.kernels.size() > 1 && card_share(plan, plan.kernels[1]) == CardShare::kLeaves;
   for (std::size_t n = 0; n < plan.kernels.size(); ++n) {
-    std::size_t const i = decode_first ? plan.kernels.size() - 1 - n : n;
+    std::size_t const i = plan.decode_first ? plan.kernels.size() - 1 - n : n;
     KernelPlan const& kernel = plan.kernels[i];
     KernelEntry const& entry = find_kernel(kernel.family, plan.dtype, kernel.tile);
     // Two decode kernels draw from one counter.

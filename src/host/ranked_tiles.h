@@ -6,15 +6,11 @@
 
 #include "hopper_attention/forward.h"
 #include "host/schedule_shape.h"
-#include "kernels/lanes.h"
 #include "kernels/paired_tiles.h"
 #include "kernels/tile_config.h"
 #include "kernels/tile_geometry.h"
 
 namespace hopper_attention {
-
-// Whether a lane of a warp can hold each sequence of a call.
-inline bool tiles_have_ranks(Problem const& problem) { return problem.batch <= kLanes; }
 
 // Tiles that sequences of a call have at most: each may end with one that is not full.
 inline std::int64_t most_tiles(Problem const& problem, TileConfig const& tile, int packed_heads) {
@@ -22,6 +18,12 @@ inline std::int64_t most_tiles(Problem const& problem, TileConfig const& tile, i
   std::int64_t const of_group = problem.packed_q ? (problem.total_q + problem.batch * (queries - 1)) / queries
                                                  : problem.batch * ceil_div<std::int64_t>(problem.seqlen_q, queries);
   return of_group * (problem.heads_q / packed_heads);
+}
+
+// Whether the lanes of a warp can hold the sequences of a call and count their tiles.
+inline bool tiles_have_ranks(Problem const& problem, TileConfig const& tile, int packed_heads) {
+  return problem.batch <= kMostRankedSequences &&
+         most_tiles(problem, tile, packed_heads) <= std::int64_t{kMostRankedTiles} * (problem.heads_q / packed_heads);
 }
 
 // Whether the tiles of a prompt get longer from the first to the last: a window that no sequence fills hides nothing.
@@ -64,6 +66,7 @@ inline RankedTileParams ranked_tiles(Plan const& plan, KernelPlan const& kernel,
   bool const alike = is_paired(kernel) && tiles_are_known(problem);
   return {.queries = FastDivmod(queries),
           .head_groups = FastDivmod(head_groups),
+          .of_lanes = SequencesOfLanes(problem.batch),
           .groups = FastDivmod(head_groups * problem.batch),
           .alike = alike ? ceil_div(query_rows_of_sequence(problem), queries) : 0,
           .ctas = kernel.ranked ? kernel.ctas : 0};

@@ -67,13 +67,13 @@ inline Places places_of(Plan const& plan, KernelPlan const& kernel) {
   return kernel.family == KernelFamily::kPrefill ? Places::kPrefill : Places::kDecode;
 }
 
-// A decode kernel is bound by memory, which it does not need all SMs for: beside a prefill kernel it leaves some, where
-// one of its CTAs takes a whole SM, so that an SM without one has room for a CTA of the other kernel. Of two decode
-// kernels that of fewer rows does so; the other one, which mostly finds nothing, runs before both.
+// Of a prefill and a decode kernel the first has its CTAs at once, those of the other start where it leaves SMs. Of two
+// decode kernels that goes for the one of fewer rows; the other one mostly finds nothing.
 inline CardShare card_share(Plan const& plan, KernelPlan const& kernel) {
-  bool const beside = plan.kernels.size() > 1 && has_prefill(plan) && plan.kernels[1].tile.per_sm == 1;
-  if (!beside || kernel.least_queries > 0) { return CardShare::kAll; }
-  return kernel.family == KernelFamily::kDecode ? CardShare::kLeaves : CardShare::kTakes;
+  if (plan.kernels.size() == 1 || !has_prefill(plan) || kernel.least_queries > 0) { return CardShare::kAll; }
+  bool const is_first = (kernel.family == KernelFamily::kDecode) == plan.decode_first;
+  if (!is_first) { return CardShare::kTakes; }
+  return plan.decode_first ? CardShare::kLeaves : CardShare::kAll;
 }
 
 // Whether the first query of a sequence as long as the bounds allow sees nearly as many keys as the last one, so that

@@ -4,13 +4,40 @@
 
 #include "kernels/fast_divmod.h"
 #include "kernels/host_device.h"
+#include "kernels/lanes.h"
 
 namespace hopper_attention {
 
-// Tiles of up to kLanes sequences that are found by their rank, the longest first (RankedTiles).
+// Sequences whose tiles are found by their rank: a lane of a warp holds a few of them.
+inline constexpr int kMostRankedSequences = 128;
+
+// Of a head group all sequences together have no more tiles, and of a tile no more blocks are told apart.
+inline constexpr int kMostRankedTiles = (1 << 10) - 1;
+inline constexpr int kMostRankedBlocks = (1 << 22) - 1;
+
+// What a rank follows from, of a sequence.
+struct RankedSequence {
+  int reach = 0;  // keys before which the last tile's view ends, if there were so many
+  unsigned tiles : 10 = 0;
+  unsigned most_blocks : 22 = 0;  // of the last tile
+};
+
+// How the lanes of a warp hold sequences.
+struct SequencesOfLanes {
+  int each = 1;
+  int half = kLanes / 2;  // a power of 2: at least half of the lanes that hold any
+
+  SequencesOfLanes() = default;
+  explicit SequencesOfLanes(int batch) : each(max_of(1, ceil_div(batch, kLanes))) {
+    while (half > 0 && half * each >= batch) { half /= 2; }
+  }
+};
+
+// Tiles of up to kMostRankedSequences that are found by their rank, the longest first (RankedTiles).
 struct RankedTileParams {
   FastDivmod queries;  // of a tile
   FastDivmod head_groups;
+  SequencesOfLanes of_lanes;
   FastDivmod groups;  // head groups of all sequences, where these are alike
   int alike = 0;      // tiles that each of these has at most; 0: lengths on the device tell
   int ctas = 0;       // that take whole tiles, by turns from either end; 0: those of a cluster share two
@@ -53,7 +80,7 @@ inline constexpr int kWorthSharing = 2;
 
 // How `ctas` of a cluster share a tile of `blocks`. The first one, which has the short tile of the pair, takes fewer of
 // them, so that all end at once; `short_blocks` is how long it is at the short one, 0 where all share that, too. If
-// that saves too little, the last CTA takes the whole tile.
+// that saves too little, the tile stays whole: a long one is the last CTA's, a short one the first's.
 class TileShares {
  public:
   HA_HOST_DEVICE constexpr TileShares(int blocks, int short_blocks, ClusterSize const& size)

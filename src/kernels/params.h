@@ -133,7 +133,7 @@ struct AttentionParams {
   SchedulerParams scheduler;  // of calls whose tiles follow from their index
   EqualParts parts;           // of these tiles
   RankedTileParams ranked;    // of few sequences, whose tiles are found by their rank
-  PairedTiles pairs;          // of these, where two CTAs share two
+  PairedTiles pairs;          // of these, where the CTAs of a cluster share two
   ScheduleParams schedule;    // of all others
   SequenceParams sequences;
   SoftmaxParams softmax;

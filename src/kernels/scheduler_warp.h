@@ -3,6 +3,8 @@
 
 #include "kernels/cute.h"
 
+#include <type_traits>
+
 #include "kernels/params.h"
 #include "kernels/ranked_tiles.h"
 #include "kernels/schedule.h"
@@ -38,13 +40,16 @@ __device__ __forceinline__ void schedule(AttentionParams const& params, typename
       from = work_from(params.cluster, schedule);
     }
   }
+  [[maybe_unused]] auto* const room = reinterpret_cast<RankedSequence*>(shared.source);
   if constexpr (Traits::kPaired) {
-    auto const publish_pairs = [&](auto source) { publish<Traits>(params, shared, source, draw); };
-    constexpr int kSlabs = Traits::kConsumerWarpgroups;
+    auto const publish_pairs = [&]<class Tiles>(std::type_identity<Tiles>) {
+      PairedTileSource<Tiles> source(params, Traits::kConsumerWarpgroups, Traits::kKeys, blockIdx.x, room);
+      publish<Traits>(params, shared, source, draw);
+    };
     if (params.ranked.alike > 0) {
-      publish_pairs(PairedTileSource<AlikeTiles>(params, kSlabs, Traits::kKeys, blockIdx.x));
+      publish_pairs(std::type_identity<AlikeTiles>{});
     } else {
-      publish_pairs(PairedTileSource<RankedTiles>(params, kSlabs, Traits::kKeys, blockIdx.x));
+      publish_pairs(std::type_identity<RankedTiles>{});
     }
   } else if (Traits::kDecode && from == WorkFrom::kClusters) {
     ClusterWorkSource source(params, blockIdx.x);
@@ -56,7 +61,7 @@ __device__ __forceinline__ void schedule(AttentionParams const& params, typename
     DrawnTileSource source(params);
     publish<Traits>(params, shared, source, draw);
   } else if (Traits::kRanked && params.ranked.ctas > 0) {
-    RankedTileSource source(params, Traits::kKeys, blockIdx.x);
+    RankedTileSource source(params, Traits::kKeys, blockIdx.x, room);
     publish<Traits>(params, shared, source, draw);
   } else if (!Traits::kListed || from == WorkFrom::kTileList) {
     DenseWorkSource source(params, blockIdx.x, Traits::kParts && !Traits::kDecode && params.parts.on());

@@ -71,7 +71,7 @@ struct TileRow {
   TileConfig tile;
   char const* why;
   // Ratios between the rows of a head dim count, and of block and tile for packing; those of kPaired also as times,
-  // beside that of an exchange. How many blocks two CTAs share follows from them, and so do bits.
+  // beside that of an exchange. Which blocks the CTAs of a cluster share follows from them, and so do bits.
   TileCost cost;
 
   constexpr TileRow(TileUse use_, TileConfig const& tile_, char const* why_, TileCost cost_ = {})

@@ -60,9 +60,9 @@ class RankedTileSource {
  public:
   static constexpr bool kDraws = false;
 
-  // `keys` of a block.
-  HA_HOST_DEVICE RankedTileSource(AttentionParams const& params, int keys, int cta)
-      : params_(params), tiles_(params, keys), rank_(cta), mirrored_(2 * params.ranked.ctas - 1 - cta) {}
+  // `keys` of a block; `room` as RankedTiles wants it.
+  HA_HOST_DEVICE RankedTileSource(AttentionParams const& params, int keys, int cta, RankedSequence* room)
+      : params_(params), tiles_(params, keys, room), rank_(cta), mirrored_(2 * params.ranked.ctas - 1 - cta) {}
 
   template <class Draw>
   HA_HOST_DEVICE bool next(WorkItem& item, Sequence& sequence, Draw /*draw*/) {
@@ -82,17 +82,17 @@ class RankedTileSource {
   int mirrored_;  // the rank behind it
 };
 
-// Of a grid of clusters whose CTAs share two tiles (PairedTiles): the first CTA takes the short one, then its part of
-// the long one, of which the others have the rest. Tiles: AlikeTiles or RankedTiles.
+// Of a grid of clusters whose CTAs share two tiles (PairedTiles): the first CTA takes the short one, or all share that,
+// too; then the first one's part of the long one, of which the others have the rest. Tiles: AlikeTiles or RankedTiles.
 template <class Tiles>
 class PairedTileSource {
  public:
   static constexpr bool kDraws = false;
 
-  // `slabs` and `keys` are the tile's.
-  HA_HOST_DEVICE PairedTileSource(AttentionParams const& params, int slabs, int keys, int cta)
+  // `slabs` and `keys` are the tile's; `room` as RankedTiles wants it.
+  HA_HOST_DEVICE PairedTileSource(AttentionParams const& params, int slabs, int keys, int cta, RankedSequence* room)
       : params_(params),
-        tiles_(params, keys),
+        tiles_(params, keys, room),
         slabs_(slabs),
         keys_(keys),
         rank_(params.pairs.size.ctas.remainder(cta)),

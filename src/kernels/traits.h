@@ -197,6 +197,9 @@ struct AttentionTraits {
   // next item is mostly in another place.
   using Source = WorkSource<kDecode ? KernelFamily::kDecode : KernelFamily::kPrefill,
                             kDecode || kConsumerWarpgroups >= 3 ? 1 : 32>;
+  static constexpr int kBytesOfSource =
+      max_of(kListed && !kPaired ? int(sizeof(typename Source::State)) : 8,
+             kPaired || kRanked ? kMostRankedSequences * int(sizeof(RankedSequence)) : 8);
   // The first scores of the next tile under the epilogue: 1.03 of the speed with head dim 64 at 512 tokens, 0.99 with
   // 128.
   static constexpr bool kScoresEarly = kQueryBuffers == 2 && kHeadDim <= 64;
@@ -218,7 +221,7 @@ struct AttentionTraits {
     alignas(16) float parts_ends[kPartsEnds];
     TileWork work[kWorkSlots];
     SlabRange slabs[kSkips ? kWorkSlots : 1][kConsumerWarpgroups];
-    alignas(8) char source[kListed && !kPaired ? sizeof(typename Source::State) : 8];  // the scheduler warp remembers
+    alignas(8) char source[kBytesOfSource];  // what the scheduler warp remembers
     uint64_t work_full[kWorkSlots];
     uint64_t work_empty[kWorkSlots];  // every warp is done with it
     [[no_unique_address]] conditional_t<kPaired, ExchangeStorage, NoExchange> exchange;

@@ -16,6 +16,7 @@
 #include "host/text.h"
 #include "host/tile_order.h"
 #include "kernels/host_device.h"
+#include "kernels/paired_tiles.h"
 #include "kernels/tile_config.h"
 #include "kernels/tile_scheduler.h"
 
@@ -526,6 +527,37 @@ TEST_CASE(
   }
 }
 
+TEST_CASE(
+    "plan: decode goes before prefill, where that has several rounds of tiles and decode fills an SM with a block") {
+  auto const decode_is_first = [](int queries, int singles, int heads_q, int head_dim, bool batch_invariant = false) {
+    Problem p = ragged(queries, 4096, head_dim, 1 + singles);
+    p.heads_q = heads_q;
+    p.heads_k = heads_q / 4;
+    p.packed_q = true;
+    p.total_q = queries + singles;
+    p.num_splits = 0;
+    p.batch_invariant = batch_invariant;
+    Plan const made = plan(p, card(132));
+    REQUIRE(made.kernels.size() >= 2);
+    for (KernelPlan const& kernel : made.kernels) {
+      bool const decode = kernel.family == KernelFamily::kDecode;
+      CardShare const first = decode ? CardShare::kLeaves : CardShare::kAll;
+      bool const rest = kernel.least_queries > 0;  // of decode
+      CHECK(card_share(made, kernel) == (rest                          ? CardShare::kAll
+                                         : decode == made.decode_first ? first
+                                                                       : CardShare::kTakes));
+    }
+    return made.decode_first;
+  };
+  CHECK(decode_is_first(1024, 200, 32, 128));  // tiles of 32 queries of four heads: 32 x 8
+  CHECK_FALSE(decode_is_first(512, 200, 32, 128));
+  CHECK_FALSE(decode_is_first(2048, 200, 8, 128));
+  CHECK_FALSE(decode_is_first(4096, 200, 32, 64));  // two blocks of decode share an SM
+  CHECK(decode_is_first(4096, 200, 32, 256));
+  CHECK(decode_is_first(4096, 200, 32, 128, true));
+  CHECK_FALSE(decode_is_first(512, 200, 32, 128, true));
+}
+
 TEST_CASE("plan: lengths on the device ask for the kernels of both classes, or for one where no other can be needed") {
   DeviceInfo const device = card(132);
   // What clusters take instead has tests of its own.
@@ -543,7 +575,7 @@ TEST_CASE("plan: lengths on the device ask for the kernels of both classes, or f
   for (Case const& c : {Case{"both classes", 1000, 0, false, {kPrefill, kDecode}, {true, true}},
                         Case{"at most one query", 1, 0, false, {kDecode}, {true}},
                         Case{"as many queries as a slab holds", 16, 0, false, {kDecode}, {true}},
-                        Case{"one query more", 17, 0, false, {kPrefill, kDecode}, {true, true}},
+                        Case{"one query more, as many tiles as SMs", 17, 0, false, {kPrefill, kDecode}, {false, true}},
                         Case{"one part: the large tiles do for all", 1000, 1, false, {kPrefill}, {false}},
                         Case{"one part and few queries", 16, 1, false, {kDecode}, {false}},
                         Case{"batch invariance splits few queries, and has two tiles for them",
@@ -554,8 +586,9 @@ TEST_CASE("plan: lengths on the device ask for the kernels of both classes, or f
                              {false, true, true}},
                         Case{"batch invariance, more than 16 rows", 5, 1, true, {kDecode, kDecode}, {true, true}},
                         Case{"batch invariance, few queries", 1, 7, true, {kDecode}, {true}}}) {
-    CAPTURE(c.why);
-    Problem p = ragged(c.seqlen_q, 8192, 128, 33);  // more sequences than lanes, which could do without a schedule
+    CAPTURE(std::string(c.why));
+    // More sequences than lanes hold, which could do without a schedule.
+    Problem p = ragged(c.seqlen_q, 8192, 128, kMostRankedSequences + 1);
     p.heads_q = 4;
     p.heads_k = 1;
     p.num_splits = static_cast<int>(c.num_splits);
@@ -1105,8 +1138,8 @@ TEST_CASE("plan: two blocks share a long tile and a short one where each tile ha
     return changed.listed && !shares(changed);
   };
   CHECK(takes_schedule([](Problem& q) { q.batch_invariant = true; }));
-  CHECK(takes_schedule([](Problem& q) { q.batch = 33; }));  // more than lanes
-  CHECK(takes_schedule([](Problem& q) {                     // more than a tile for each SM
+  CHECK(takes_schedule([](Problem& q) { q.batch = 129; }));  // more than lanes hold
+  CHECK(takes_schedule([](Problem& q) {                      // more than a tile for each SM
     q.batch = 20;
     q.total_q = 4500;
   }));

@@ -394,6 +394,7 @@ std::string run_kernel(AttentionParams const& params, KernelPlan const& kernel, 
 // Tiles that follow from their index, also those of queries that a sequence does not have.
 std::vector<Done> run_tile_list(AttentionParams const& params, KernelPlan const& kernel) {
   std::vector<Done> done;
+  std::vector<RankedSequence> room(kMostRankedSequences);
   for (int cta = 0; cta < kernel.ctas; ++cta) {
     auto const run = [&](auto source) {
       for (;;) {
@@ -405,7 +406,7 @@ std::vector<Done> run_tile_list(AttentionParams const& params, KernelPlan const&
       }
     };
     if (kernel.ranked) {
-      run(RankedTileSource(params, kernel.tile.keys, cta));
+      run(RankedTileSource(params, kernel.tile.keys, cta, room.data()));
     } else {
       run(DenseWorkSource(params, cta, params.parts.on()));
     }
@@ -437,16 +438,18 @@ std::string rank_fault(AttentionParams const& params, KernelPlan const& kernel, 
 std::vector<Done> run_pairs(AttentionParams const& params, KernelPlan const& kernel, std::string& fault) {
   std::vector<Done> done;
   std::vector<Done> shared;  // of the CTA of the cluster before
+  std::vector<RankedSequence> room(kMostRankedSequences);
   for (int cta = 0; cta < kernel.ctas; ++cta) {
     int const rank = cta % kernel.blocks_of_pair;
     if (rank == 0) { shared.clear(); }
     std::size_t taken = 0;
-    PairedTileSource<AlikeTiles> alike(params, slabs_of(kernel.tile), kernel.tile.keys, cta);
-    PairedTileSource<RankedTiles> ranked(params, slabs_of(kernel.tile), kernel.tile.keys, cta);
+    int const slabs = slabs_of(kernel.tile);
+    PairedTileSource<AlikeTiles> alike(params, slabs, kernel.tile.keys, cta, room.data());
+    PairedTileSource<RankedTiles> ranked(params, slabs, kernel.tile.keys, cta, room.data());
+    bool const are_alike = params.ranked.alike > 0;
     for (int calls = 0;; ++calls) {
       WorkItem item = kStaleItem;
       Sequence sequence{};
-      bool const are_alike = params.ranked.alike > 0;
       are_alike ? alike.next(item, sequence, 0) : ranked.next(item, sequence, 0);
       if (item.place < 0) { break; }
       if (calls > 100'000) { fault = "no end"; }
@@ -1152,7 +1155,7 @@ std::vector<SeqlenQK> some_lengths(Random& random, int most_sequences, int most_
 TEST_CASE("schedule: blocks that find the tiles of few sequences by themselves, alone or in pairs, leave none out") {
   Random random(17);
   Seen seen;
-  for (int i = 0; i < 3000; ++i) {
+  for (int i = 0; i < 4000; ++i) {
     Request r = request_of_few_tiles(random);
     if (pick(random, 0, 5) == 0) { r.options.window_right = pick(random, 0, 300); }
     r.options.sm_margin = pick(random, 0, 9) == 0 ? 40 : 0;
@@ -1161,7 +1164,7 @@ TEST_CASE("schedule: blocks that find the tiles of few sequences by themselves, 
     r.page_unit = r.packed_k ? 1 : one_of<int>(random, {1, 16, 64});
     r.leftpad = !r.packed_k && pick(random, 0, 3) == 0 ? 70 : 0;
     r.slack = pick(random, 0, 2) == 0 ? pick(random, 0, 300) : 0;
-    r.lengths = some_lengths(random, pick(random, 0, 3) == 0 ? 32 : 6, 24'000 / r.heads_q);
+    r.lengths = some_lengths(random, one_of<int>(random, {6, 6, kLanes, kMostRankedSequences}), 24'000 / r.heads_q);
     force_some_clusters(r, random);
     CAPTURE(i);
     CAPTURE(text_of(r));
@@ -1205,8 +1208,10 @@ TEST_CASE("schedule: two blocks share tiles of a window that is longer than the 
 
 TEST_CASE("RankedTiles: every tile has one rank, and longer ones of a causal call come first") {
   Random random(19);
-  for (int i = 0; i < 3000; ++i) {
-    std::vector<SeqlenQK> const lengths = some_lengths(random, 32, 3000);
+  std::vector<RankedSequence> room(kMostRankedSequences);
+  for (int i = 0; i < 4000; ++i) {
+    std::vector<SeqlenQK> const lengths =
+        some_lengths(random, one_of<int>(random, {3, kLanes, kLanes, kMostRankedSequences}), 3000);
     std::vector<int> starts{0};
     std::vector<int> used;
     for (SeqlenQK const len : lengths) {
@@ -1223,8 +1228,10 @@ TEST_CASE("RankedTiles: every tile has one rank, and longer ones of a causal cal
                         .seqlen_q = starts.back(),
                         .capacity_k = 1 << 20};
     params.mask = {.left = kUnlimited, .right = one_of<int>(random, {0, 0, 70, kUnlimited})};
-    params.ranked = {.queries = FastDivmod(queries), .head_groups = FastDivmod(heads)};
-    RankedTiles const ranked(params, keys);
+    params.ranked = {.queries = FastDivmod(queries),
+                     .head_groups = FastDivmod(heads),
+                     .of_lanes = SequencesOfLanes(params.sequences.batch)};
+    RankedTiles const ranked(params, keys, room.data());
     std::map<std::tuple<int, int, int>, int> ranks;
     int least = 1 << 30;
     for (int rank = 0; rank < ranked.count(); ++rank) {
@@ -1498,7 +1505,9 @@ TEST_CASE("two kernels: decode leaves prefill the SMs that it needs, and keeps t
   CHECK(ctas_of_decode(0, 0, 62, 4096, 128) == 132);  // nobody takes what it would leave
   // 2 x 22 tiles of 1 to 13 units, and 4 more for each, beside 62 of 32, for each K/V head: 32 SMs.
   CHECK(ctas_of_decode(2, 1024, 62, 4096, 128) == 100);
-  CHECK(ctas_of_decode(1, 512, 32, 8192, 128) == 128);  // 11 tiles of 1 to 7 units and 4 beside 32 of 64: 4 SMs
+  // 22 tiles of 1 to 7 units and 4 beside 32 of 128: 5 SMs, or 4 for two full rounds.
+  CHECK(ctas_of_decode(2, 512, 32, 16384, 128) == 128);
+  CHECK(ctas_of_decode(1, 512, 32, 8192, 128) == 132);  // a tile of prompts for each SM: these go first
   CHECK(ctas_of_decode(8, 4096, 59, 2048, 128) == 99);  // three quarters; 118 for full rounds would leave too few
   CHECK(ctas_of_decode(8, 4096, 2, 32768, 128) == 99);  // in parts
   CHECK(ctas_of_decode(2, 1024, 62, 4096, 64) == 264);  // two decode CTAs share an SM: none would be left

@@ -210,6 +210,41 @@ def short() -> list[Case]:
     ]  # fmt: skip
 
 
+def singles(number: int, keys: int, queries: int = 1) -> tuple[tuple[int, int], ...]:
+    return ((queries, keys),) * number
+
+
+def steps() -> list[Case]:
+    """Steps of an engine: chunks of prompts of all kinds, most of them beside sequences with one query or four."""
+    suite = "steps"
+    sequences = {
+        "512 on 4k, 16 x 1 on 2k": ((512, 4096), *singles(16, 2048)),
+        "512 on 4k, 64 x 1 on 2k": ((512, 4096), *singles(64, 2048)),
+        "512 on 16k, 64 x 1 on 8k": ((512, 16384), *singles(64, 8192)),
+        "100 on 100, 40 x 1 on 4k": ((100, 100), *singles(40, 4096)),
+        "17 on 8k, 40 x 1 on 1k": ((17, 8192), *singles(40, 1024)),
+        "256 on 256, 128 x 1 on 1k": ((256, 256), *singles(128, 1024)),
+        "512 on 512, 32 x 4 on 4k": ((512, 512), *singles(32, 4096, queries=4)),
+        "4 x 300 on 300, 60 x 1 on 4k": (*((300, 300),) * 4, *singles(60, 4096)),
+        "1k on 1k, 768 on 4k, 64 x 1 on 1k to 8k": (
+            *((1024, 1024), (768, 4096)),
+            *((1, keys) for keys in ragged_lengths(64, 1024, 8192, 1)),
+        ),
+        "2k on 2k, 8 x 1 on 16k": ((2048, 2048), *singles(8, 16384)),
+        "2k on 2k, 64 x 1 on 4k": ((2048, 2048), *singles(64, 4096)),
+        "2k on 8k, 64 x 1 on 2k": ((2048, 8192), *singles(64, 2048)),
+        "8k on 8k, 64 x 1 on 4k": ((8192, 8192), *singles(64, 4096)),
+        "512 on 2k, 8k and 16k": ((512, 2048), (512, 8192), (512, 16384)),
+    }
+    return [
+        Case(suite, f"{name}, {heads_q}/{heads_k}, d{head_dim}", len(lengths), max(q for q, _ in lengths),
+             max(k for _, k in lengths), heads_q, heads_k, head_dim, call="varlen", page_size=16, goal=1.00,
+             queries=tuple(q for q, _ in lengths), lengths=tuple(k for _, k in lengths), seconds=0.2)
+        for heads_q, heads_k, head_dim in ((8, 1, 128), (32, 8, 128), (8, 1, 64))
+        for name, lengths in sequences.items()
+    ]  # fmt: skip
+
+
 def skewed_lengths(batch: int, shortest: int, longest: int, seed: int) -> tuple[int, ...]:
     """Lengths with even logarithms, both ends included, in random order."""
     ratio = longest / shortest
@@ -360,6 +395,7 @@ SUITES: dict[str, Callable[[], list[Case]]] = {
     "engine": engine,
     "mixed": mixed,
     "short": short,
+    "steps": steps,
     "scaling": scaling,
     "decode": decode,
     "tables": tables,
