@@ -14,7 +14,7 @@ inline ClusterParams cluster_params(Plan const& plan, KernelPlan const& kernel, 
   constexpr int kFewBlocks = 4;
   ClusterParams p;
   p.by_schedule = plan.cluster_if_alike > 0 || plan.draws_if_whole;
-  p.size = cluster_of(plan);
+  p.size = cluster_of(plan, kernel);
   if (p.size == 0 && !p.by_schedule) { return p; }
   p.of_tile = p.by_schedule ? 1 : clusters_of_tile(kernel);
   p.few_keys = kFewBlocks * kernel.tile.keys * p.size;
@@ -22,7 +22,9 @@ inline ClusterParams cluster_params(Plan const& plan, KernelPlan const& kernel, 
   p.tiles = static_cast<int>(kernel.most_tiles);
   // Blocks 2i and 2i + 1 of a grid go to a pair of SMs, which share a way to memory.
   p.every_other = p.by_schedule && p.size == 1 && kernel.ctas % 2 == 0 && 2 * p.tiles <= kernel.ctas;
-  p.fetches_early = p.on() && p.size == 1 && p.of_tile == 1 && p.tiles > p.at_once && !plan.makes_schedule;
+  p.fetches_early = p.on() && p.size == 1 && p.of_tile == 1 && p.tiles > p.at_once && !plan.makes_schedule &&
+                    plan.kernels.size() == 1;
+  p.own_first = card_share(plan, kernel) != CardShare::kTakes;
   p.ctas_of_tile = FastDivmod(max_of(1, p.size) * p.of_tile);
   p.tiles_of_sequence = FastDivmod(heads_q / plan.packed_heads);
   return p;

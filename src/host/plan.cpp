@@ -1,7 +1,9 @@
 // Problem + device facts -> Plan. Pure: no pointers, no CUDA calls. Decides how the tiles of a call are shared out;
-// plan_dense.cpp, plan_clusters.cpp, plan_prefill.cpp, plan_pairs.cpp and plan_listed.cpp plan the rest.
+// plan_dense.cpp, plan_clusters.cpp, plan_prefill.cpp, plan_pairs.cpp, plan_classes.cpp and plan_listed.cpp plan the
+// rest.
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "hopper_attention/forward.h"
@@ -90,6 +92,16 @@ void share_out(PlanRequest const& request, Plan& plan) {
   plan.cluster = cluster_size(request);
   bool const clusters = plan.cluster > 0;
   bool const draws = plan.cluster == 1 && draws_tiles(request);
+  if (std::optional<ClassesChoice> const classes = choose_classes(request)) {
+    plan.listed = classes->draws && !queries_are_known(request.problem);
+    if (plan.listed) {
+      choose_schedule(request, plan, "whole tiles of few queries, drawn in its order, the longest first");
+    } else {
+      because(plan, "schedule", "none: each tile of few queries has blocks of its own, those of others have ranks");
+    }
+    plan_classes(request, plan, *classes);
+    return;
+  }
   PrefillChoice prefill;
   if (!clusters && !request.decodes()) { prefill = choose_prefill(request); }
   bool const paired = prefill.use == TileUse::kPaired;

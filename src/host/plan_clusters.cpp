@@ -15,9 +15,6 @@ namespace {
 constexpr int kPortableCluster = 8;
 constexpr int kSmsForLargestCluster = 132;
 
-// Tiles with at most so many key blocks are alike enough to be taken in turn.
-constexpr int kMostBlocksOfShortTile = 4;
-
 // Of K and V for a block of a cluster: beyond, sharing them with other clusters saves more than the 5 us that the
 // combine kernel takes.
 constexpr std::int64_t kBytesWorthAnotherCluster = std::int64_t{512} << 10;
@@ -58,16 +55,11 @@ int forced_cluster(PlanRequest const& request, TileConfig const& tile, bool may_
 // Why a tile is not shared by twice as many blocks; nullptr: it may be. Blocks are added while most of the SMs are idle
 // and each has keys to read.
 char const* limit_of_cluster(PlanRequest const& request, TileConfig const& tile, int size) {
-  int const num_splits = request.problem.num_splits;
-  std::int64_t const tiles = request.tiles_of_few();
-  int const possible = request.device.sm_count < kSmsForLargestCluster ? kPortableCluster : kMostCluster;
   if (size >= request.blocks_of_tile(tile)) { return "more blocks would have no keys"; }
-  if (!leaves_most_idle(request, size * tiles)) { return "enough SMs read to be nearly as fast as all"; }
-  if (2 * size > possible) { return "no larger cluster runs on this card"; }
-  if (num_splits != 0 && 2 * size > num_splits) { return "num_splits allows no more"; }
-  if (!shares_columns(tile, 2 * size)) { return "more blocks cannot share the columns of a tile"; }
-  bool const fits = 2 * size * tiles <= most_ctas_in_clusters(request, tile, 2 * size);
-  return fits ? nullptr : "larger clusters would not all run at once";
+  if (!leaves_most_idle(request, size * request.tiles_of_few())) {
+    return "enough SMs read to be nearly as fast as all";
+  }
+  return reason_against_cluster(request, tile, 2 * size);
 }
 
 int widest_cluster(PlanRequest const& request, TileConfig const& tile) {
@@ -132,6 +124,16 @@ std::string reason_for_share(PlanRequest const& request, TileConfig const& tile,
 }
 
 }  // namespace
+
+char const* reason_against_cluster(PlanRequest const& request, TileConfig const& tile, int size) {
+  int const num_splits = request.problem.num_splits;
+  int const possible = request.device.sm_count < kSmsForLargestCluster ? kPortableCluster : kMostCluster;
+  if (size > possible) { return "no larger cluster runs on this card"; }
+  if (num_splits != 0 && size > num_splits) { return "num_splits allows no more"; }
+  if (!shares_columns(tile, size)) { return "more blocks cannot share the columns of a tile"; }
+  bool const fits = size * request.tiles_of_few() <= most_ctas_in_clusters(request, tile, size);
+  return fits ? nullptr : "larger clusters would not all run at once";
+}
 
 bool fits_one_split(PlanRequest const& request, TileConfig const& tile) {
   return request.problem.mask.cp_world <= 1 && request.most_keys_of_tile(tile) <= kFixedSplitKeys;

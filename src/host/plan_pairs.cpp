@@ -62,8 +62,13 @@ std::vector<int> blocks_of_tiles(PlanRequest const& request, TileConfig const& t
   return blocks;
 }
 
-// Of the call, with clusters of so many blocks; infinite if they would not all run at once, or no tile is worth
-// sharing.
+struct Clusters {
+  int blocks = 2;
+  double us = std::numeric_limits<double>::infinity();
+};
+
+}  // namespace
+
 double us_with_clusters(PlanRequest const& request, TileRow const& row, std::vector<int> const& blocks,
                         std::int64_t tiles, int blocks_of_pair) {
   constexpr double kNever = std::numeric_limits<double>::infinity();
@@ -101,10 +106,7 @@ double us_with_clusters(PlanRequest const& request, TileRow const& row, std::vec
   return shares ? kStartUs + longest : kNever;
 }
 
-struct Clusters {
-  int blocks = 2;
-  double us = std::numeric_limits<double>::infinity();
-};
+namespace {
 
 // Those that lose least whatever lengths sequences have, if these are not known: under a causal mask tiles of any
 // length as well as tiles that are all as long as may be.
@@ -143,30 +145,37 @@ double us_of_pairs(PlanRequest const& request, TileRow const& row, int packed_he
   return best_clusters(request, row, packed_heads).us;
 }
 
-void plan_pairs(PlanRequest const& request, Plan& plan, TileRow const& row) {
+KernelPlan& add_pairs(PlanRequest const& request, Plan& plan, TileRow const& row, int size) {
   Problem const& problem = request.problem;
-  plan.tiles = std::max<std::int64_t>(1, most_tiles(problem, row.tile, plan.packed_heads));
+  KernelPlan kernel{family_of(row.tile), row.tile, 0, threads_of(row.tile)};
+  kernel.most_tiles = std::max<std::int64_t>(1, most_tiles(problem, row.tile, plan.packed_heads));
   require(tiles_have_ranks(problem, row.tile, plan.packed_heads), "tile: the blocks of a cluster share tiles of up to ",
           kMostRankedSequences, " sequences and up to ", kMostRankedTiles, " of a group of heads; of ", problem.batch,
-          " sequences there are up to ", plan.tiles / (problem.heads_q / plan.packed_heads));
-  require(plan.tiles <= kMaxTiles, "q: the problem has up to ", plan.tiles, " tiles, at most ", kMaxTiles,
+          " sequences there are up to ", kernel.most_tiles / (problem.heads_q / plan.packed_heads));
+  require(kernel.most_tiles <= kMaxTiles, "q: the problem has up to ", kernel.most_tiles, " tiles, at most ", kMaxTiles,
           " are possible; split the batch");
-  int const size = best_clusters(request, row, plan.packed_heads).blocks;
-  std::int64_t const pairs = number_of_pairs(plan.tiles, size, request.device.sm_count);
-  int const clusters =
-      static_cast<int>(std::min<std::int64_t>(pairs, max_of(1, clusters_at_once(size, request.most_ctas(row.tile)))));
-  KernelPlan kernel{family_of(row.tile), row.tile, size * clusters, threads_of(row.tile)};
-  kernel.most_tiles = plan.tiles;
+  std::int64_t const pairs = number_of_pairs(kernel.most_tiles, size, request.device.sm_count);
+  kernel.ctas = size * static_cast<int>(std::min<std::int64_t>(
+                           pairs, max_of(1, clusters_at_once(size, request.most_ctas(row.tile)))));
   kernel.pairs = static_cast<int>(pairs);
   kernel.blocks_of_pair = size;
+  plan.tiles = kernel.most_tiles;
   plan.heads_per_pass = problem.batch * (problem.heads_q / plan.packed_heads);
   because(plan, "grid", kernel.ctas, " blocks of ", kernel.threads, " threads in clusters of ", size, ", for ",
-          tiles_are_known(problem) ? "" : "up to ", counted(plan.tiles, "tile"));
+          tiles_are_known(problem) ? "" : "up to ", counted(kernel.most_tiles, "tile"));
   because(plan, "splits",
           "1: nothing goes through the workspace; of a long tile and a short one, the first block of a cluster takes "
           "the short one and fewer keys of the long one, and the others the rest");
+  return plan.kernels.emplace_back(kernel);
+}
+
+int size_of_clusters(PlanRequest const& request, TileRow const& row, int packed_heads) {
+  return best_clusters(request, row, packed_heads).blocks;
+}
+
+void plan_pairs(PlanRequest const& request, Plan& plan, TileRow const& row) {
+  add_pairs(request, plan, row, size_of_clusters(request, row, plan.packed_heads));
   because(plan, "workspace", "0 bytes: parts are merged in shared memory");
-  plan.kernels.push_back(kernel);
 }
 
 }  // namespace hopper_attention

@@ -39,12 +39,6 @@ std::int64_t full_tiles(PlanRequest const& request, TileConfig const& tile) {
   return of_group * request.scheduled_groups();
 }
 
-// Microseconds of a tile that sees `keys`.
-double us_of_tile(TileRow const& row, double keys) {
-  TileCost const cost = measured_row(row).cost;
-  return (keys / row.tile.keys * cost.block + cost.tile) * 1e-3;
-}
-
 // Keys that a full tile of a packed q may see, whatever max_seqlen_q is.
 std::int64_t keys_of_full_tile(PlanRequest const& request, TileConfig const& tile) {
   if (!request.problem.packed_q) { return request.most_keys_of_tile(tile); }
@@ -95,16 +89,6 @@ double us_of_chunks_at_best(PlanRequest const& request) {
   double const mean_us = us_of_tile(row, keys) * kLeastShareOfKeys;
   return rounds_of(request, row) * mean_us + kMergeBlocks * measured_row(row).cost.block * 1e-3 + kScheduleUs +
          kIdleKernelsUs;
-}
-
-// Of a use that a head dim need not have; nullptr if it has none or it must not be taken.
-TileRow const* special_row(PlanRequest const& request, TileUse use) {
-  Problem const& problem = request.problem;
-  TileConfig const& usual = request.tile_row(TileUse::kRagged).tile;
-  TileRow const* const row = find_tile(problem.head_dim, problem.head_dim_v, use);
-  bool const fits = row != nullptr && row->tile.head_dim == usual.head_dim && row->tile.head_dim_v == usual.head_dim_v;
-  bool const taken = fits && problem.softcap == 0.0F && !problem.batch_invariant && request.forced.num_splits < 2;
-  return taken && request.allows(row->tile) ? row : nullptr;
 }
 
 // Whether tiles of kShort end sooner than those of kWhole. What sequences have is not known: they count as if all had
@@ -195,6 +179,20 @@ PrefillChoice choose_equal_parts(PlanRequest const& request, PrefillChoice const
 }
 
 }  // namespace
+
+double us_of_tile(TileRow const& row, double keys) {
+  TileCost const cost = measured_row(row).cost;
+  return (keys / row.tile.keys * cost.block + cost.tile) * 1e-3;
+}
+
+TileRow const* special_row(PlanRequest const& request, TileUse use) {
+  Problem const& problem = request.problem;
+  TileConfig const& usual = request.tile_row(TileUse::kRagged).tile;
+  TileRow const* const row = find_tile(problem.head_dim, problem.head_dim_v, use);
+  bool const fits = row != nullptr && row->tile.head_dim == usual.head_dim && row->tile.head_dim_v == usual.head_dim_v;
+  bool const taken = fits && problem.softcap == 0.0F && !problem.batch_invariant && request.forced.num_splits < 2;
+  return taken && request.allows(row->tile) ? row : nullptr;
+}
 
 bool queries_are_known(Problem const& problem) {
   std::int64_t const rows = std::int64_t{problem.batch} * problem.seqlen_q;
@@ -291,20 +289,25 @@ bool needs_no_schedule(PlanRequest const& request, PrefillChoice const& choice) 
   return whole && all_whole && tiles_are_found_in_order(request, row.tile);
 }
 
-void plan_in_order(PlanRequest const& request, Plan& plan, PrefillChoice const& choice) {
-  take_scheduled_packing(request, plan);
-  KernelPlan& kernel = choose_kernel(request, plan, choice.use, false);
+KernelPlan& add_in_order(PlanRequest const& request, Plan& plan, TileUse use) {
+  KernelPlan& kernel = choose_kernel(request, plan, use, false);
   plan.tiles = std::max<std::int64_t>(1, most_tiles(request.problem, kernel.tile, plan.packed_heads));
   kernel.most_tiles = plan.tiles;
   kernel.ranked = !tiles_are_known(request.problem) || request.problem.batch > 1;
-  kernel.ctas =
-      static_cast<int>(kernel.ranked ? std::min<std::int64_t>(plan.tiles, request.most_ctas(kernel.tile)) : plan.tiles);
+  kernel.ctas = static_cast<int>(
+      kernel.ranked ? std::min<std::int64_t>(kernel.most_tiles, request.most_ctas(kernel.tile)) : kernel.most_tiles);
   plan.heads_per_pass = request.problem.batch * request.scheduled_groups();
   explain_grid(plan, kernel);
   because(plan, "splits", request.problem.num_splits == 1 ? "1: as asked" : "1: whole tiles use the SMs as well");
   because(plan, "order",
           kernel.ranked ? "the longest tiles first, then the shortest for the blocks that had these"
                         : "a block for each tile, the longest first, as SMs are free");
+  return kernel;
+}
+
+void plan_in_order(PlanRequest const& request, Plan& plan, PrefillChoice const& choice) {
+  take_scheduled_packing(request, plan);
+  add_in_order(request, plan, choice.use);
   choose_workspace(request.problem, plan);
 }
 

@@ -3,7 +3,9 @@
 
 #include <cstdint>
 #include <initializer_list>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "hopper_attention/forward.h"
 #include "hopper_attention/testing.h"
@@ -22,6 +24,9 @@ inline constexpr std::int64_t kMaxTiles = std::int64_t{1} << 30;  // the schedul
 // Of K and V that a decode tile, or the share of a thread block in it, may have to read so that no schedule is needed
 // to balance them: an SM reads 65 to 75 GB/s, so the longest sequence among short ones may take 55 to 65 us.
 inline constexpr std::int64_t kMostBytesOfShare = std::int64_t{4} << 20;
+
+// Tiles of few queries with at most so many key blocks are alike enough to be taken in turn.
+inline constexpr int kMostBlocksOfShortTile = 4;
 
 constexpr int threads_of(TileConfig const& tile) {
   constexpr int kWarpgroupThreads = 128;
@@ -91,12 +96,21 @@ void plan_alike(PlanRequest const& request, Plan& plan, PrefillChoice const& pre
 // plan_pairs.cpp: the thread blocks of a cluster share two tiles, with the packing of the plan. us_of_pairs: of the
 // call; infinite if there are more tiles than SMs, more sequences than lanes, or no tile that is worth sharing.
 double us_of_pairs(PlanRequest const& request, TileRow const& row, int packed_heads);
+int size_of_clusters(PlanRequest const& request, TileRow const& row, int packed_heads);
 void plan_pairs(PlanRequest const& request, Plan& plan, TileRow const& row);
+// Of `tiles`, as many of each of the lengths in `blocks` (of keys), the most first, with clusters of `size`; infinite
+// if they would not all run at once, or no tile is worth sharing.
+double us_with_clusters(PlanRequest const& request, TileRow const& row, std::vector<int> const& blocks,
+                        std::int64_t tiles, int size);
+// The kernel alone, the first of a plan, with clusters of `size`.
+KernelPlan& add_pairs(PlanRequest const& request, Plan& plan, TileRow const& row, int size);
 
 // plan_clusters.cpp: thread blocks that share each tile of few queries; 0: not so. The plan has it in `cluster`, and in
 // `listed` whether tiles are drawn in the order of the schedule.
 int cluster_size(PlanRequest const& request);
 bool draws_tiles(PlanRequest const& request);
+// Why tiles of few queries are not shared by clusters of `size` blocks; nullptr: they may be.
+char const* reason_against_cluster(PlanRequest const& request, TileConfig const& tile, int size);
 // A split of fixed size holds every tile of few queries, so that none is cut.
 bool fits_one_split(PlanRequest const& request, TileConfig const& tile);
 void plan_clusters(PlanRequest const& request, Plan& plan);
@@ -113,6 +127,11 @@ PrefillChoice choose_prefill(PlanRequest const& request);
 // Of a few sequences whose tiles are whole and few, so that blocks find them by themselves (plan_in_order).
 bool needs_no_schedule(PlanRequest const& request, PrefillChoice const& choice);
 void plan_in_order(PlanRequest const& request, Plan& plan, PrefillChoice const& choice);
+KernelPlan& add_in_order(PlanRequest const& request, Plan& plan, TileUse use);  // the kernel alone, the first
+// Of a use that a head dim need not have; nullptr if it has none or it must not be taken.
+TileRow const* special_row(PlanRequest const& request, TileUse use);
+// Microseconds of a tile that sees `keys`.
+double us_of_tile(TileRow const& row, double keys);
 void plan_equal_parts(PlanRequest const& request, Plan& plan, PrefillChoice const& choice);
 bool whole_tiles_fill_grid(PlanRequest const& request);
 // Whether so few sequences may have few queries, on so few keys, that tiles for many take less time for these than
@@ -122,6 +141,16 @@ bool takes_few_queries_along(PlanRequest const& request, PrefillChoice const& ch
 bool queries_are_known(Problem const& problem);
 // For sequences that are all alike: what the kernels would decide.
 bool splitting_pays(PlanRequest const& request);
+
+// plan_classes.cpp: few prompts or chunks beside sequences of few queries; both kernels find their tiles by themselves.
+struct ClassesChoice {
+  int blocks_of_many = 1;  // thread blocks that share a tile of many queries
+  int blocks_of_few = 1;   // and one of few
+  bool few_first = false;
+  bool draws = false;  // tiles of few queries, more than thread blocks, in the order of a schedule
+};
+std::optional<ClassesChoice> choose_classes(PlanRequest const& request);
+void plan_classes(PlanRequest const& request, Plan& plan, ClassesChoice const& choice);
 
 // plan_listed.cpp: a schedule shares the tiles out.
 // Whether packed q and k have just the rows of sequences that are all as long as they may be, and no tile is to be cut:

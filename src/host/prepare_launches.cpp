@@ -70,13 +70,13 @@ AttentionParams attention_params(Plan const& plan, KernelPlan const& kernel, Pro
   p.cluster = cluster_params(plan, kernel, problem.heads_q);
   if (p.cluster.on()) {
     // All else follows from the index of a block.
+  } else if (is_paired(kernel) || kernel.ranked) {
+    p.ranked = ranked_tiles(plan, kernel, problem);
+    if (is_paired(kernel)) { p.pairs = paired_tiles(kernel); }
   } else if (plan.listed) {
     p.schedule = schedule_params(plan, kernel, problem);
     p.sharing = problem.heads_q / problem.heads_k / plan.packed_heads;
     p.keys_in_l2 = plan.keys_in_l2;
-  } else if (is_paired(kernel) || kernel.ranked) {
-    p.ranked = ranked_tiles(plan, kernel, problem);
-    if (is_paired(kernel)) { p.pairs = paired_tiles(kernel); }
   } else {
     p.scheduler = tile_list(plan, kernel, problem);
     p.parts = equal_parts(kernel);
@@ -145,7 +145,7 @@ std::vector<KernelLaunch> kernel_launches(Plan const& plan, Problem const& probl
                     .threads = entry.threads,
                     .shared_bytes = entry.shared_bytes,
                     .start = plan.starts_early && !decodes_again ? Start::kOverlap : Start::kAfter,
-                    .cluster = is_paired(kernel) ? kernel.blocks_of_pair : std::max(1, cluster_of(plan))};
+                    .cluster = is_paired(kernel) ? kernel.blocks_of_pair : std::max(1, cluster_of(plan, kernel))};
     launch.box = {kernel.tile, plan.packed_heads, queries_per_box(kernel, problem, launch.params.packing)};
     launch.kernel = i;
     decodes = decodes || kernel.family == KernelFamily::kDecode;

@@ -122,13 +122,15 @@ constexpr int clusters_of_tile(KernelPlan const& kernel) {
 // Whether the thread blocks of a cluster share two tiles.
 constexpr bool is_paired(KernelPlan const& kernel) { return kernel.tile.calls == Calls::kPaired; }
 
-// Thread blocks of the clusters that a plan's kernel is launched in, 0 or 1 without clusters.
-inline int cluster_of(Plan const& plan) { return max_of(plan.cluster, plan.cluster_if_alike); }
+// Thread blocks of the clusters that share the tiles of a kernel for few queries, 0 or 1 without clusters.
+inline int cluster_of(Plan const& plan, KernelPlan const& kernel) {
+  return kernel.family == KernelFamily::kDecode ? max_of(plan.cluster, plan.cluster_if_alike) : 0;
+}
 
 // The rows that a kernel's slabs hold: CTAs of a cluster merge no more than kMostMergeRows.
 inline Packing packing_of(Plan const& plan, KernelPlan const& kernel) {
   int const rows = rows_of_slab(kernel.tile);
-  return make_packing(plan.packed_heads, cluster_of(plan) > 1 ? min_of(rows, kMostMergeRows) : rows);
+  return make_packing(plan.packed_heads, cluster_of(plan, kernel) > 1 ? min_of(rows, kMostMergeRows) : rows);
 }
 
 constexpr std::int64_t aligned_bytes(std::int64_t bytes) { return (bytes + 255) / 256 * 256; }

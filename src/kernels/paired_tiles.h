@@ -8,8 +8,9 @@
 
 namespace hopper_attention {
 
-// Sequences whose tiles are found by their rank: a lane of a warp holds a few of them.
-inline constexpr int kMostRankedSequences = 128;
+// Sequences whose tiles are found by their rank: a lane of a warp holds a few of them. As many as shared memory has
+// room for, in the kernels that rank tiles.
+inline constexpr int kMostRankedSequences = 160;
 
 // Of a head group all sequences together have no more tiles, and of a tile no more blocks are told apart.
 inline constexpr int kMostRankedTiles = (1 << 10) - 1;

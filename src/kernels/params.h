@@ -102,6 +102,7 @@ struct ClusterParams {
   int tiles = 0;
   bool every_other = false;      // CTA takes a tile
   bool fetches_early = false;    // CTAs fetch their first keys while the kernel before runs
+  bool own_first = true;         // where tiles are drawn, each CTA begins with that of its index
   FastDivmod ctas_of_tile;       // size * of_tile
   FastDivmod tiles_of_sequence;  // head groups
   int* metadata = nullptr;       // of the schedule, where tiles are drawn

@@ -38,7 +38,8 @@ class AlikeTiles {
   bool rise_;
 };
 
-// Of others: the lanes of a warp have a few sequences each, and sums over the lanes tell which tile has a rank.
+// Of others: the lanes of a warp have a few sequences each, and sums over the lanes tell which tile has a rank. Those
+// that the kernel does not take have no tiles.
 // Before a tile come longer ones, in key blocks, and of those that are as long the ones of sequences before; the head
 // groups of a tile come one after another. Under a causal mask or a window tiles get longer by as many keys as they
 // have queries; under others those of a sequence count as alike. Where blocks and slabs begin is not asked: a tile may
@@ -118,7 +119,9 @@ class RankedTiles {
   HA_HOST_DEVICE RankedSequence& at(int lane, int i) const { return room_[i * kLanes + lane]; }
 
   HA_HOST_DEVICE RankedSequence ranked_sequence(int index) const {
-    SeqlenQK const len = sequence_at(params_.sequences, index).len;
+    Sequence const sequence = sequence_at(params_.sequences, index);
+    if (!params_.takes(sequence)) { return {}; }
+    SeqlenQK const len = sequence.len;
     SequenceWork const work = even_work({params_.ranked.queries.divisor, keys_}, params_.mask, len);
     // Beside the keys of the sequence, of which the last tile cannot see more.
     int const beyond = rise_ ? min_of(params_.mask.right, len.q) : 0;

@@ -176,6 +176,11 @@ class PairedTileSource {
   int blocks_of_short_ = 0;  // with what starting and ending it takes; 0: all share it
 };
 
+// Of a sequence of few queries, one tile after the other: whether tile `m` does not exist, or another kernel has it.
+HA_HOST_DEVICE bool is_done(AttentionParams const& params, Sequence const& sequence, int m) {
+  return m * params.packing.queries_per_slab >= sequence.len.q || !params.takes(sequence);
+}
+
 // Of a grid of clusters: tiles follow from their index. Sequences with more queries than a tile holds give it more
 // tiles.
 class ClusterWorkSource {
@@ -197,7 +202,7 @@ class ClusterWorkSource {
   HA_HOST_DEVICE bool next(WorkItem& item, Sequence& sequence, Draw /*draw*/) {
     ClusterParams const& cluster = params_.cluster;
     // A slot of the workspace takes one tile.
-    if (item_.m > 0 && (item_.slot >= 0 || item_.m * params_.packing.queries_per_slab >= sequence_.len.q)) {
+    if (item_.m > 0 && (item_.slot >= 0 || is_done(params_, sequence_, item_.m))) {
       item_.m = 0;
       tile_ += cluster.at_once;
     }
@@ -234,14 +239,17 @@ class DrawnTileSource {
 
   HA_HOST_DEVICE explicit DrawnTileSource(AttentionParams const& params)
       : params_(params),
-        draws_{.count = params.cluster.tiles, .ctas = params.cluster.at_once, .counter = params.cluster.metadata} {}
+        draws_{.count = params.cluster.tiles,
+               .ctas = params.cluster.at_once,
+               .own_item = params.cluster.own_first,
+               .counter = params.cluster.metadata} {}
 
   // Sequences with more queries than a tile holds give it more tiles.
   template <class Draw>
   HA_HOST_DEVICE bool next(WorkItem& item, Sequence& sequence, Draw draw) {
     ClusterParams const& cluster = params_.cluster;
     ++item_.m;
-    if (item_.place < 0 || item_.m * params_.packing.queries_per_slab >= sequence_.len.q) {
+    if (item_.place < 0 || is_done(params_, sequence_, item_.m)) {
       item_ = {};
       int const tile = draw(draws_);
       if (tile >= 0 && tile < cluster.tiles) {

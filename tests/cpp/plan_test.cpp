@@ -575,7 +575,7 @@ TEST_CASE("plan: lengths on the device ask for the kernels of both classes, or f
   for (Case const& c : {Case{"both classes", 1000, 0, false, {kPrefill, kDecode}, {true, true}},
                         Case{"at most one query", 1, 0, false, {kDecode}, {true}},
                         Case{"as many queries as a slab holds", 16, 0, false, {kDecode}, {true}},
-                        Case{"one query more, as many tiles as SMs", 17, 0, false, {kPrefill, kDecode}, {false, true}},
+                        Case{"one query more", 17, 0, false, {kPrefill, kDecode}, {true, true}},
                         Case{"one part: the large tiles do for all", 1000, 1, false, {kPrefill}, {false}},
                         Case{"one part and few queries", 16, 1, false, {kDecode}, {false}},
                         Case{"batch invariance splits few queries, and has two tiles for them",
@@ -587,8 +587,7 @@ TEST_CASE("plan: lengths on the device ask for the kernels of both classes, or f
                         Case{"batch invariance, more than 16 rows", 5, 1, true, {kDecode, kDecode}, {true, true}},
                         Case{"batch invariance, few queries", 1, 7, true, {kDecode}, {true}}}) {
     CAPTURE(std::string(c.why));
-    // More sequences than lanes hold, which could do without a schedule.
-    Problem p = ragged(c.seqlen_q, 8192, 128, kMostRankedSequences + 1);
+    Problem p = ragged(c.seqlen_q, 8192, 192, 33);  // no tile for its head dim is found without a schedule
     p.heads_q = 4;
     p.heads_k = 1;
     p.num_splits = static_cast<int>(c.num_splits);
@@ -1091,6 +1090,64 @@ TEST_CASE("plan: the tiles of one sequence behind many keys are in equal parts, 
   CHECK(parts_of(p) == 1);
 }
 
+TEST_CASE("plan: few prompts beside sequences of few queries have a kernel for each class and no schedule") {
+  auto const step = [](int total_q, int batch, int heads_k, int seqlen_k) {
+    Problem p = ragged(512, seqlen_k, 128, batch);
+    p.heads_q = 4 * heads_k;
+    p.heads_k = heads_k;
+    p.packed_q = true;
+    p.total_q = total_q;
+    p.keys = KeyLayout::kPaged;
+    p.mask.right = 0;
+    p.num_splits = 0;
+    p.has_metadata = true;
+    return p;
+  };
+  auto const has_classes = [](Problem const& p) {
+    return explains(plan(p, card(132)), "both find their tiles by themselves");
+  };
+  Problem p = step(140, 41, 2, 8192);
+  Plan const made = plan(p, card(132));
+  REQUIRE(has_classes(p));
+  CHECK_FALSE((made.listed || made.makes_schedule));
+  CHECK(made.workspace_bytes == 0);
+  REQUIRE(made.kernels.size() == 2);
+  CHECK(made.kernels[0].least_queries == 5);  // four heads share a tile of 16 rows
+  CHECK(made.kernels[1].most_queries == 4);
+  CHECK(made.kernels[1].tile.rows == 16);
+  CHECK(made.kernels[1].ctas == made.cluster * 82);
+  for (int const bound : {20, 140, 9000}) {  // of queries
+    p.seqlen_q = bound;
+    Plan const other = plan(p, card(132));
+    CHECK(other.kernels[0].tile == made.kernels[0].tile);
+    CHECK(other.kernels[0].ctas == made.kernels[0].ctas);
+  }
+  auto const differs = [&](auto const& change) {
+    Problem other = step(140, 41, 2, 8192);
+    change(other);
+    return !has_classes(other);
+  };
+  CHECK(differs([](Problem& q) { q.batch_invariant = true; }));
+  CHECK(differs([](Problem& q) { q.num_splits = 1; }));
+  CHECK(differs([](Problem& q) { q.softcap = 30.0F; }));                // its kernels need a schedule
+  CHECK(differs([](Problem& q) { q.head_dim_v = q.head_dim = 256; }));  // so do those of wide heads
+  CHECK(differs([](Problem& q) { q.seqused_q = true; }));        // rows of q do not tell how many queries there are
+  CHECK(differs([](Problem& q) { q.total_q = 65 * q.batch; }));  // prompts
+  CHECK(differs([](Problem& q) { q.total_q = 2400; }));          // more tiles of them than SMs
+  CHECK(differs([](Problem& q) { q.seqlen_k = 1 << 20; }));      // a block could have to read too much
+  CHECK(differs([](Problem& q) { q.batch = kMostRankedSequences + 1; }));
+  CHECK(differs([](Problem& q) { q.seqlen_k = 100; }));  // one kernel is enough
+
+  // More tiles of few queries than blocks: drawn, unless prompts take much of the card.
+  p = step(140, 41, 8, 4096);
+  CHECK(has_classes(p));
+  CHECK((plan(p, card(132)).listed && !plan(p, card(132)).makes_schedule));
+  CHECK_FALSE(plan(p, card(132)).decode_first);
+  p.has_metadata = false;
+  CHECK(plan(p, card(132)).makes_schedule);
+  CHECK_FALSE(has_classes(step(550, 41, 8, 4096)));
+}
+
 TEST_CASE("plan: two blocks share a long tile and a short one where each tile has an SM") {
   auto const dense = [](int length, int heads, int head_dim, bool causal) {
     return plan(problem(1, length, length, heads, 1, head_dim, causal), card(132));
@@ -1138,8 +1195,8 @@ TEST_CASE("plan: two blocks share a long tile and a short one where each tile ha
     return changed.listed && !shares(changed);
   };
   CHECK(takes_schedule([](Problem& q) { q.batch_invariant = true; }));
-  CHECK(takes_schedule([](Problem& q) { q.batch = 129; }));  // more than lanes hold
-  CHECK(takes_schedule([](Problem& q) {                      // more than a tile for each SM
+  CHECK(takes_schedule([](Problem& q) { q.batch = kMostRankedSequences + 1; }));
+  CHECK(takes_schedule([](Problem& q) {  // more than a tile for each SM
     q.batch = 20;
     q.total_q = 4500;
   }));

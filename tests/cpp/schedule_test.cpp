@@ -677,6 +677,7 @@ std::string run_clusters(AttentionParams const& params, KernelPlan const& kernel
 }
 
 struct Seen {
+  int classes = 0;
   int by_units = 0, by_tiles = 0, fixed = 0, alike = 0, parted = 0, two_kernels = 0, clusters = 0, drawn = 0;
   int two_decode_kernels = 0;
   int by_index = 0, by_rank = 0;
@@ -805,7 +806,45 @@ std::string pairs_fault(Call& call, KernelPlan const& kernel, Seen& seen) {
   return coverage_fault(call, kernel, params, tiles);
 }
 
+// Whole tiles of few sequences, in order of their length.
+std::string ranked_fault(Call& call, KernelPlan const& kernel, Seen& seen) {
+  ++seen.by_rank;
+  AttentionParams const params = params_of(call, kernel);
+  std::vector<Done> const done = run_tile_list(params, kernel);
+  std::string const fault = coverage_fault(call, kernel, params, parts_of_tiles(params, done));
+  bool const in_order = units_rise(params.mask) || params.mask == MaskParams{};
+  return fault.empty() && in_order ? rank_fault(params, kernel, done) : fault;
+}
+
+// Whether many and few queries have a kernel each that finds its tiles without a schedule.
+bool has_classes(Plan const& plan) {
+  return plan.kernels.size() == 2 && (is_paired(plan.kernels.front()) || plan.kernels.front().ranked);
+}
+
+std::string classes_fault(Call& call, Random& random, Seen& seen) {
+  ++seen.classes;
+  KernelPlan const& many = call.plan.kernels.front();
+  KernelPlan const& few = call.plan.kernels.back();
+  for (int b = 0; b < call.problem.batch; ++b) {
+    Sequence const sequence = sequence_at(call.sequences, b);
+    bool const by_few = params_of(call, few).takes(sequence);
+    if (by_few == params_of(call, many).takes(sequence)) { return "a sequence of both kernels or none"; }
+    if (by_few && sequence.len.q * call.plan.packed_heads > few.tile.rows) { return "more rows than the tile has"; }
+  }
+  std::string fault = is_paired(many) ? pairs_fault(call, many, seen) : ranked_fault(call, many, seen);
+  if (fault.empty()) { fault = cluster_fault(call, few, random, seen); }
+  AttentionParams const params = params_of(call, few);
+  if (!fault.empty() || work_of(params) != WorkFrom::kDrawnTiles) { return fault; }
+  std::vector<Done> by_last;
+  fault = run_kernel(params, few, random, Turn::kLastFirst, by_last);
+  for (Done const& d : by_last) {
+    if (d.cta + 1 != few.ctas) { return "a tile that waits for a CTA which may start late"; }
+  }
+  return fault;
+}
+
 std::string call_fault(Call& call, Random& random, Seen& seen) {
+  if (has_classes(call.plan)) { return classes_fault(call, random, seen); }
   if (call.plan.cluster > 0) {
     ++seen.clusters;
     return cluster_fault(call, call.plan.kernels.front(), random, seen);
@@ -814,15 +853,11 @@ std::string call_fault(Call& call, Random& random, Seen& seen) {
     KernelPlan const& kernel = call.plan.kernels.front();
     if (is_paired(kernel)) { return pairs_fault(call, kernel, seen); }
     if (!call.problem.ragged && kernel.equal_parts == 1 && !kernel.ranked) { return ""; }
+    if (kernel.ranked) { return ranked_fault(call, kernel, seen); }
     AttentionParams const params = params_of(call, kernel);
     std::vector<Done> const done = run_tile_list(params, kernel);
     auto const tiles = parts_of_tiles(params, done);
     std::string fault = coverage_fault(call, kernel, params, tiles);
-    if (kernel.ranked) {
-      ++seen.by_rank;
-      bool const in_order = units_rise(params.mask) || params.mask == MaskParams{};
-      return fault.empty() && in_order ? rank_fault(params, kernel, done) : fault;
-    }
     if (kernel.equal_parts == 1) {
       ++seen.by_index;
       return fault;
@@ -1178,6 +1213,50 @@ TEST_CASE("schedule: blocks that find the tiles of few sequences by themselves, 
   CHECK(seen.in_pairs > 5000);
   CHECK(seen.whole_of_pairs > 5000);
   CHECK(seen.by_rank > 200);
+}
+
+// A step of an engine: prompts and chunks among sequences of few queries, of which some have more than a tile of few
+// rows holds, and some none.
+std::vector<SeqlenQK> lengths_of_step(Random& random, int most_queries) {
+  std::vector<SeqlenQK> lengths;
+  int const prompts = pick(random, 0, 3);
+  for (int b = 0; b < prompts; ++b) {
+    int const q = pick(random, 2, std::max(2, most_queries));
+    lengths.push_back({q, std::max(0, q + one_of<int>(random, {0, 0, -100, 500, pick(random, 0, 9000)}))});
+  }
+  int const singles = one_of<int>(random, {1, 4, 17, 40, 64, 120, 150});
+  for (int b = 0; b < singles; ++b) {
+    int const q = pick(random, 0, 9) > 0 ? 1 : pick(random, 0, 6);
+    lengths.push_back({q, pick(random, 0, 15) == 0 ? 0 : pick(random, 0, 5000)});
+  }
+  std::shuffle(lengths.begin(), lengths.end(), random);
+  return lengths;
+}
+
+TEST_CASE("schedule: prompts beside sequences of few queries, each class in a kernel that finds its own tiles") {
+  Random random(29);
+  Seen seen;
+  for (int i = 0; i < 3000; ++i) {
+    Request r = request_of_few_tiles(random);
+    r.options.num_splits = one_of<int>(random, {0, 0, 2, 7});
+    if (pick(random, 0, 5) == 0) { r.options.window_right = pick(random, 0, 300); }
+    r.options.sm_margin = pick(random, 0, 9) == 0 ? 40 : 0;
+    r.packed_k = pick(random, 0, 3) == 0;
+    r.page_unit = r.packed_k ? 1 : one_of<int>(random, {1, 16, 64});
+    r.leftpad = !r.packed_k && pick(random, 0, 3) == 0 ? 70 : 0;
+    r.slack = pick(random, 0, 2) == 0 ? pick(random, 0, 300) : 0;
+    r.lengths = lengths_of_step(random, 12'000 / r.heads_q);
+    CAPTURE(i);
+    CAPTURE(text_of(r));
+    Call call;
+    make_call(r, call);
+    if (!has_classes(call.plan)) { continue; }
+    REQUIRE(call_fault(call, random, seen) == "");
+  }
+  CHECK(seen.classes > 500);
+  CHECK(seen.in_pairs > 500);
+  CHECK(seen.by_rank > 50);
+  CHECK(seen.drawn > 50);
 }
 
 TEST_CASE("schedule: two blocks share tiles of a window that is longer than the prompt as under a causal mask") {

@@ -1,0 +1,269 @@
+// Steps of an engine: few prompts or chunks beside sequences of few queries. Each of the two classes has a kernel that
+// finds its tiles without a schedule and merges parts of them in shared memory, so that neither the schedule is
+// searched nor a combine kernel waited for, and both kernels run beside each other.
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "host/plan_request.h"
+#include "host/ranked_tiles.h"
+#include "host/schedule_shape.h"
+#include "kernels/paired_tiles.h"
+
+namespace hopper_attention {
+namespace {
+
+// Queries of a sequence in the mean, up to which most of several are supposed to have few.
+constexpr int kMostMeanQueries = 64;
+constexpr int kLeastSequences = 4;
+// What an SM, and what all of them read of K and V.
+constexpr double kBytesOfSmPerUs = 70e3;
+constexpr double kBytesOfCardPerUs = 4.2e6;
+// A tile of few queries by a block of its own, beside its keys; the same of one of many that a block takes in turn.
+constexpr double kEndsOfFewUs = 5;
+constexpr double kEndsInTurnUs = 1;
+// Of the time that tiles of few queries take, where they are more than thread blocks: what prompts may take beside
+// them, all with as many keys as may be. For more a schedule chooses a share of the SMs: 512 queries on 4k and 64 x 1 on
+// 2k, 32/8 heads, 0.19, took 167 us by one, 180 without; 100 on 100 and 40 x 1 on 4k, 0.10, 175 and 164.
+constexpr double kMostBesideTurns = 0.12;
+// What a second kernel must save: 512 queries and 16 x 1 on 1.5k, 8/1 heads, took 15.5 us in two and 17.4 in one with
+// head dim 128, 18.1 and 15.4 with 64; 512 and 32 x 4 on 4k 38.4 and 34.7.
+constexpr double kSecondKernelUs = 3;
+// Of choices that end together the one with the shorter tiles of many queries is better, should these be longer.
+constexpr double kShareOfMany = 0.1;
+// Fresh prompts have tiles of any length up to the longest, which goes first.
+constexpr double kOfAnyLength = 0.75;
+
+// Thread blocks that each fill an SM for so long.
+struct OnCard {
+  std::int64_t blocks = 0;
+  double us = 0;
+};
+
+// Of two kernels, of which the second starts where the first leaves SMs.
+double us_of_both(OnCard const& first, OnCard const& second, int sms) {
+  std::int64_t const rounds = ceil_div<std::int64_t>(first.blocks, sms);
+  std::int64_t const last = first.blocks - (rounds - 1) * sms;  // SMs that the last round takes
+  double const early = static_cast<double>(rounds - 1) * first.us;
+  double const late = early + first.us;
+  auto const taken_until = [&](double us) {
+    auto const rounds_from = [&](double start) { return us < start ? 0 : std::floor((us - start) / second.us + 1e-6); };
+    return rounds_from(early) * static_cast<double>(sms - last) + rounds_from(late) * static_cast<double>(last);
+  };
+  // Its last block ends a number of rounds after it could start, on SMs of either kind.
+  double end_of_early = early + second.us;
+  double end_of_late = late + second.us;
+  while (sms > last && taken_until(end_of_early) < static_cast<double>(second.blocks)) { end_of_early += second.us; }
+  while (taken_until(end_of_late) < static_cast<double>(second.blocks)) { end_of_late += second.us; }
+  return std::max(late, sms > last ? std::min(end_of_early, end_of_late) : end_of_late);
+}
+
+// What lengths the classes may have: a bound on keys is for both.
+struct Supposed {
+  bool fresh;       // prompts have no keys but their own
+  int fewer_times;  // as many keys as there may be have the sequences of few queries
+};
+constexpr std::array kSupposed{Supposed{false, 1}, Supposed{true, 1}, Supposed{false, 4}};
+
+// All queries but one of each sequence are of one prompt, or of several with full tiles. The bound on queries does not
+// count, since it must not change a tile.
+class Step {
+ public:
+  explicit Step(PlanRequest const& request)
+      : request_(request),
+        prompt_(prompt_of(request.problem)),
+        of_prompt_{prompt_, request.device, request.forced},
+        few_(request.tile_row(TileUse::kFewRows).tile) {}
+
+  TileConfig const& tile_of_few() const { return few_; }
+  bool takes_turns() const { return request_.tiles_of_few() > request_.most_ctas(few_); }
+  bool draws() const { return takes_turns() && blocks_of_few(1, 1) > kMostBlocksOfShortTile; }
+
+  // A block's share of the longest tile of few queries is bounded as where there are no others.
+  bool may_share(int size) const {
+    return blocks_of_few(1, size) * request_.bytes_of_block(few_) <= kMostBytesOfShare &&
+           (size == 1 || (!takes_turns() && reason_against_cluster(request_, few_, size) == nullptr));
+  }
+
+  std::int64_t tiles_of_prompt(TileConfig const& tile) const {
+    return most_tiles(prompt_, tile, request_.scheduled_packing());
+  }
+
+  OnCard many(TileRow const& row, int size, Supposed const& supposed) const {
+    std::int64_t const tiles = tiles_of_prompt(row.tile);
+    std::int64_t const seen =
+        request_.most_keys_of_queries(tile_shape(row.tile, request_.scheduled_packing(), false).queries);
+    int const keys = static_cast<int>(supposed.fresh ? std::min<std::int64_t>(prompt_.total_q, seen) : seen);
+    if (size == 1) { return {tiles, us_of_tile(row, keys) * (supposed.fresh ? kOfAnyLength : 1)}; }
+    int const most = max_of(1, ceil_div(keys, row.tile.keys));
+    std::vector<int> blocks{most};
+    auto const steps = static_cast<int>(tiles - 1);
+    for (int i = 1; supposed.fresh && i <= steps; ++i) { blocks.push_back(most - scaled_cut(i, steps, most - 1)); }
+    std::int64_t const clusters = std::min<std::int64_t>(tiles, clusters_at_once(size, request_.device.sm_count));
+    double const us = us_with_clusters(of_prompt_, row, blocks, tiles, size);
+    // Tiles that are not worth sharing stay whole.
+    return {size * clusters, std::isinf(us) ? us_of_tile(row, keys) : us};
+  }
+
+  // Where two of their blocks have room on an SM, they share one only if each has one already: before others begin,
+  // all SMs are free.
+  OnCard few(int size, Supposed const& supposed, bool first) const {
+    std::int64_t const ctas = request_.tiles_of_few() * size;
+    int const per_sm = first && ctas <= request_.device.sm_count ? 1 : few_.per_sm;
+    double const bytes = static_cast<double>(request_.bytes_of_block(few_)) * per_sm;
+    auto const blocks = static_cast<double>(blocks_of_few(supposed.fewer_times, size));
+    double const ends = takes_turns() ? kEndsInTurnUs : kEndsOfFewUs;
+    return {ceil_div<std::int64_t>(ctas, per_sm), ends + blocks * bytes / kBytesOfSmPerUs};
+  }
+
+  // Of one kernel for the tiles of both classes, whole or shared, all as long as may be; infinite if there are more than
+  // SMs.
+  double us_of_one_kernel(TileRow const& row) const {
+    int const packed_heads = request_.scheduled_packing();
+    std::int64_t const tiles = most_tiles(request_.problem, row.tile, packed_heads);
+    if (tiles > request_.device.sm_count) { return std::numeric_limits<double>::infinity(); }
+    std::int64_t const seen = request_.most_keys_of_queries(tile_shape(row.tile, packed_heads, false).queries);
+    std::vector<int> const blocks{static_cast<int>(ceil_div<std::int64_t>(seen, row.tile.keys))};
+    int const size = size_of_clusters(request_, row, packed_heads);
+    return std::min(us_of_tile(row, static_cast<double>(seen)), us_with_clusters(request_, row, blocks, tiles, size));
+  }
+
+  double us_of_memory(Supposed const& supposed) const {
+    std::int64_t const blocks = request_.tiles_of_few() * blocks_of_few(supposed.fewer_times, 1);
+    return static_cast<double>(blocks * request_.bytes_of_block(few_)) / kBytesOfCardPerUs;
+  }
+
+ private:
+  static Problem prompt_of(Problem problem) {
+    problem.total_q = static_cast<int>(std::max<std::int64_t>(1, problem.total_q - (problem.batch - 1)));
+    problem.batch = 1;
+    return problem;
+  }
+
+  std::int64_t blocks_of_few(int fewer_times, int size) const {
+    int const queries = tile_shape(few_, request_.scheduled_packing(), false).queries;
+    return ceil_div<std::int64_t>(request_.most_keys_of_queries(queries),
+                                  std::int64_t{few_.keys} * fewer_times * size);
+  }
+
+  PlanRequest const& request_;
+  Problem prompt_;
+  PlanRequest of_prompt_;
+  TileConfig few_;
+};
+
+// Kernels of both classes without a schedule, and lengths of which nothing is known but bounds.
+bool may_have_classes(PlanRequest const& request) {
+  Problem const& problem = request.problem;
+  testing::ForcedPlan const& forced = request.forced;
+  bool const is_forced = forced.num_splits >= 2 || forced.ctas > 0 || forced.cluster != 0 || forced.packed_heads != 0 ||
+                         request.forces_tile();
+  bool const packed = problem.ragged && problem.packed_q && !problem.seqused_q;
+  if (!packed || is_forced || request.decodes() || problem.num_splits == 1) { return false; }
+  if (problem.batch_invariant || problem.mask.cp_world > 1) { return false; }
+  bool const most_few = problem.total_q <= std::int64_t{kMostMeanQueries} * problem.batch;
+  if (!most_few || problem.batch < kLeastSequences) { return false; }
+  if (few_rows_use(problem.head_dim, problem.head_dim_v, request.scheduled_packing()) != TileUse::kFewRows) {
+    return false;
+  }
+  TileRow const* const paired = special_row(request, TileUse::kPaired);
+  return paired != nullptr && special_row(request, TileUse::kSmallGrid) != nullptr &&
+         tiles_have_ranks(problem, paired->tile, request.scheduled_packing());
+}
+
+}  // namespace
+
+// What loses least, whatever lengths of kSupposed the sequences have.
+std::optional<ClassesChoice> choose_classes(PlanRequest const& request) {
+  if (!may_have_classes(request)) { return std::nullopt; }
+  Step const step(request);
+  int const sms = request.device.sm_count;
+  TileRow const& whole = *special_row(request, TileUse::kSmallGrid);
+  TileRow const& shared = *special_row(request, TileUse::kPaired);
+  std::int64_t const tiles = step.tiles_of_prompt(whole.tile);
+  if (tiles > sms) { return std::nullopt; }
+
+  using Times = std::array<double, kSupposed.size()>;
+  std::vector<ClassesChoice> choices;
+  std::vector<Times> times;
+  Times least;
+  least.fill(std::numeric_limits<double>::infinity());
+  for (int const of_many : {1, 2, 3, 4, 8}) {
+    if (of_many > 1 && tiles > 2LL * clusters_at_once(of_many, sms)) { break; }
+    std::array<OnCard, kSupposed.size()> many;
+    for (std::size_t i = 0; i < many.size(); ++i) {
+      many[i] = step.many(of_many == 1 ? whole : shared, of_many, kSupposed[i]);
+    }
+    for (int of_few = 1; of_few <= kMostCluster; of_few *= 2) {
+      if (!step.may_share(of_few)) { continue; }
+      for (bool const few_first : {false, true}) {
+        if (few_first && step.takes_turns()) { break; }  // its blocks stay on all SMs until no tile is left
+        choices.push_back({of_many, of_few, few_first, step.draws()});
+        Times& us = times.emplace_back();
+        for (std::size_t i = 0; i < us.size(); ++i) {
+          OnCard const few = step.few(of_few, kSupposed[i], few_first);
+          double const both = few_first ? us_of_both(few, many[i], sms) : us_of_both(many[i], few, sms);
+          us[i] = std::max(both, step.us_of_memory(kSupposed[i])) + kShareOfMany * many[i].us;
+          least[i] = std::min(least[i], us[i]);
+        }
+      }
+    }
+  }
+  std::optional<ClassesChoice> best;
+  std::size_t best_index = 0;
+  double least_loss = std::numeric_limits<double>::infinity();
+  for (std::size_t c = 0; c < choices.size(); ++c) {
+    double loss = 0;
+    for (std::size_t i = 0; i < least.size(); ++i) { loss = std::max(loss, times[c][i] / least[i]); }
+    if (loss < least_loss) {
+      least_loss = loss;
+      best = choices[c];
+      best_index = c;
+    }
+  }
+  if (!best) { return best; }
+  OnCard const many = step.many(best->blocks_of_many == 1 ? whole : shared, best->blocks_of_many, kSupposed[0]);
+  double const beside = static_cast<double>(many.blocks) * many.us / sms;
+  if (step.takes_turns() && beside > kMostBesideTurns * step.us_of_memory(kSupposed[0])) { return std::nullopt; }
+  return step.us_of_one_kernel(shared) <= times[best_index][0] + kSecondKernelUs ? std::nullopt : best;
+}
+
+void plan_classes(PlanRequest const& request, Plan& plan, ClassesChoice const& choice) {
+  take_scheduled_packing(request, plan);
+  int const most_queries = kMostFewRows / plan.packed_heads;
+  // The tile of many queries must not depend on the bound that tells it.
+  bool const none_has_few = queries_are_known(request.problem);
+  because(plan, "kernels",
+          none_has_few ? concat("one: every sequence has ", request.problem.seqlen_q, " queries")
+                       : concat("two: one for sequences with up to ", counted(most_queries, "row"),
+                                " of q, one for the others; both find their tiles by themselves"));
+  TileRow const& shared = *special_row(request, TileUse::kPaired);
+  KernelPlan& many = choice.blocks_of_many > 1 ? add_pairs(request, plan, shared, choice.blocks_of_many)
+                                               : add_in_order(request, plan, TileUse::kSmallGrid);
+  choose_workspace(request.problem, plan);
+  if (none_has_few) { return; }
+  many.least_queries = most_queries + 1;
+
+  plan.cluster = choice.blocks_of_few;
+  KernelPlan& few = choose_kernel(request, plan, TileUse::kFewRows, false);
+  few.most_queries = most_queries;
+  few.ctas = static_cast<int>(
+      std::min<std::int64_t>(few.most_tiles * choice.blocks_of_few, request.most_ctas(few.tile)));
+  explain_grid(plan, few);
+  plan.num_splits = choice.blocks_of_few;
+  because(plan, "splits",
+          choice.blocks_of_few == 1 ? std::string("1: of few queries each tile has a block")
+                                    : concat("each tile of few queries by a cluster of ", choice.blocks_of_few,
+                                             " blocks, which merge their parts in shared memory"));
+  plan.decode_first = choice.few_first;
+  because(plan, "order",
+          choice.few_first ? "sequences with few queries first, whose tiles take longer"
+                           : "sequences with few queries behind the others, which leave SMs or take longer");
+}
+
+}  // namespace hopper_attention
