@@ -122,16 +122,17 @@ struct Plan {
   KernelFamily kernel = KernelFamily::kNone;
   DataType dtype = DataType::kUnsupported;
   TileConfig tile;
-  int packed_heads = 1;  // query heads of one K/V head that share a tile
-  int num_splits = 1;
-  std::int64_t tiles = 0;
-  int ctas = 0;  // size of the grid, persistent unless each tile has a block
+  int packed_heads = 1;    // query heads of one K/V head that share a tile
+  int num_splits = 1;      // of many and of few queries apart: those of few
+  std::int64_t tiles = 0;  // of all kernels
+  int ctas = 0;            // size of the grid, persistent unless each tile has a block
   int threads = 0;
   int heads_per_pass =
       0;  // of a dense call: head groups (of all sequences) whose tiles run together, so that their K and V stay in L2
-  bool listed = false;  // tiles come from the schedule of the step, not from their index alone
-  int cluster = 0;      // thread blocks that share each tile, one for each sequence and group of heads, and
-                        // merge in shared memory; 0: tiles are shared out in another way
+  bool listed = false;  // tiles come from the schedule of the step, not from their index alone; where those of many
+                        // queries have ranks (KernelPlan), tiles of few queries
+  int cluster = 0;      // thread blocks that share each tile of few queries, one for each sequence and group of heads,
+                        // and merge in shared memory; 0: tiles are shared out in another way
   // With a schedule, which knows on the device what lengths are and not only their bound:
   int cluster_if_alike = 0;         // as cluster, if it finds no sequence much longer than the others; 0: not asked
   bool draws_if_whole = false;      // tiles are drawn in its order if it cuts none

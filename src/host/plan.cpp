@@ -93,11 +93,12 @@ void share_out(PlanRequest const& request, Plan& plan) {
   bool const clusters = plan.cluster > 0;
   bool const draws = plan.cluster == 1 && draws_tiles(request);
   if (std::optional<ClassesChoice> const classes = choose_classes(request)) {
-    plan.listed = classes->draws && !queries_are_known(request.problem);
+    plan.listed = classes->draws;
     if (plan.listed) {
       choose_schedule(request, plan, "whole tiles of few queries, drawn in its order, the longest first");
     } else {
-      because(plan, "schedule", "none: each tile of few queries has blocks of its own, those of others have ranks");
+      because(plan, "schedule", "none: tiles of many queries have ranks",
+              classes->has_few ? ", those of few follow from their index" : "");
     }
     plan_classes(request, plan, *classes);
     return;
@@ -170,7 +171,8 @@ std::string Plan::explain() const {
       kernel == KernelFamily::kNone
           ? std::string("plan: nothing to run\n")
           : concat("plan: ", family_name(kernel), " kernel, ", dtype_name(dtype), ", tile ", tile.rows, "x", tile.keys,
-                   ", ", listed ? "up to " : "", counted(tiles, "tile"), " on ", counted(ctas, "block"),
+                   ", ", listed || kernels.size() > 1 ? "up to " : "", counted(tiles, "tile"), " on ",
+                   counted(ctas, "block"),
                    kernels.size() > 1 ? concat(", and ", kernels.size() == 2 ? "a decode kernel" : "2 decode kernels")
                                       : "",
                    "\n");

@@ -5,6 +5,7 @@
 #include <array>
 #include <cmath>
 #include <cstdint>
+#include <iterator>
 #include <limits>
 #include <optional>
 #include <string>
@@ -28,8 +29,8 @@ constexpr double kBytesOfCardPerUs = 4.2e6;
 constexpr double kEndsOfFewUs = 5;
 constexpr double kEndsInTurnUs = 1;
 // Of the time that tiles of few queries take, where they are more than thread blocks: what prompts may take beside
-// them, all with as many keys as may be. For more a schedule chooses a share of the SMs: 512 queries on 4k and 64 x 1 on
-// 2k, 32/8 heads, 0.19, took 167 us by one, 180 without; 100 on 100 and 40 x 1 on 4k, 0.10, 175 and 164.
+// them, all with as many keys as may be. For more a schedule chooses a share of the SMs: 512 queries on 4k and 64 x 1
+// on 2k, 32/8 heads, 0.19, took 167 us by one, 180 without; 100 on 100 and 40 x 1 on 4k, 0.10, 175 and 164.
 constexpr double kMostBesideTurns = 0.12;
 // What a second kernel must save: 512 queries and 16 x 1 on 1.5k, 8/1 heads, took 15.5 us in two and 17.4 in one with
 // head dim 128, 18.1 and 15.4 with 64; 512 and 32 x 4 on 4k 38.4 and 34.7.
@@ -79,8 +80,8 @@ class Step {
         prompt_(prompt_of(request.problem)),
         of_prompt_{prompt_, request.device, request.forced},
         few_(request.tile_row(TileUse::kFewRows).tile) {}
+  Step(Step const&) = delete;
 
-  TileConfig const& tile_of_few() const { return few_; }
   bool takes_turns() const { return request_.tiles_of_few() > request_.most_ctas(few_); }
   bool draws() const { return takes_turns() && blocks_of_few(1, 1) > kMostBlocksOfShortTile; }
 
@@ -121,8 +122,8 @@ class Step {
     return {ceil_div<std::int64_t>(ctas, per_sm), ends + blocks * bytes / kBytesOfSmPerUs};
   }
 
-  // Of one kernel for the tiles of both classes, whole or shared, all as long as may be; infinite if there are more than
-  // SMs.
+  // Of one kernel for the tiles of both classes, whole or shared, all as long as may be; infinite if there are more
+  // than SMs.
   double us_of_one_kernel(TileRow const& row) const {
     int const packed_heads = request_.scheduled_packing();
     std::int64_t const tiles = most_tiles(request_.problem, row.tile, packed_heads);
@@ -147,8 +148,7 @@ class Step {
 
   std::int64_t blocks_of_few(int fewer_times, int size) const {
     int const queries = tile_shape(few_, request_.scheduled_packing(), false).queries;
-    return ceil_div<std::int64_t>(request_.most_keys_of_queries(queries),
-                                  std::int64_t{few_.keys} * fewer_times * size);
+    return ceil_div<std::int64_t>(request_.most_keys_of_queries(queries), std::int64_t{few_.keys} * fewer_times * size);
   }
 
   PlanRequest const& request_;
@@ -178,9 +178,13 @@ bool may_have_classes(PlanRequest const& request) {
 
 }  // namespace
 
-// What loses least, whatever lengths of kSupposed the sequences have.
-std::optional<ClassesChoice> choose_classes(PlanRequest const& request) {
-  if (!may_have_classes(request)) { return std::nullopt; }
+// What takes least in the geometric mean over kSupposed. An sm_margin does not count: which tiles are shared decides
+// bits.
+std::optional<ClassesChoice> choose_classes(PlanRequest const& with_margin) {
+  if (!may_have_classes(with_margin)) { return std::nullopt; }
+  Problem problem = with_margin.problem;
+  problem.sm_margin = 0;
+  PlanRequest const request{problem, with_margin.device, with_margin.forced};
   Step const step(request);
   int const sms = request.device.sm_count;
   TileRow const& whole = *special_row(request, TileUse::kSmallGrid);
@@ -188,12 +192,14 @@ std::optional<ClassesChoice> choose_classes(PlanRequest const& request) {
   std::int64_t const tiles = step.tiles_of_prompt(whole.tile);
   if (tiles > sms) { return std::nullopt; }
 
-  using Times = std::array<double, kSupposed.size()>;
-  std::vector<ClassesChoice> choices;
-  std::vector<Times> times;
-  Times least;
-  least.fill(std::numeric_limits<double>::infinity());
-  for (int const of_many : {1, 2, 3, 4, 8}) {
+  bool const has_few = !queries_are_known(problem);
+  std::vector<int> sizes{1};
+  sizes.insert(sizes.end(), std::begin(kPairClusters), std::end(kPairClusters));
+  std::optional<ClassesChoice> best;
+  double least_product = std::numeric_limits<double>::infinity();
+  double least_us = 0;    // of the best, where all sequences have as many keys as there may be
+  double us_of_many = 0;  // and what its prompts take of all SMs
+  for (int const of_many : sizes) {
     if (of_many > 1 && tiles > 2LL * clusters_at_once(of_many, sms)) { break; }
     std::array<OnCard, kSupposed.size()> many;
     for (std::size_t i = 0; i < many.size(); ++i) {
@@ -203,63 +209,56 @@ std::optional<ClassesChoice> choose_classes(PlanRequest const& request) {
       if (!step.may_share(of_few)) { continue; }
       for (bool const few_first : {false, true}) {
         if (few_first && step.takes_turns()) { break; }  // its blocks stay on all SMs until no tile is left
-        choices.push_back({of_many, of_few, few_first, step.draws()});
-        Times& us = times.emplace_back();
+        std::array<double, kSupposed.size()> us;
+        double product = 1;
         for (std::size_t i = 0; i < us.size(); ++i) {
           OnCard const few = step.few(of_few, kSupposed[i], few_first);
           double const both = few_first ? us_of_both(few, many[i], sms) : us_of_both(many[i], few, sms);
           us[i] = std::max(both, step.us_of_memory(kSupposed[i])) + kShareOfMany * many[i].us;
-          least[i] = std::min(least[i], us[i]);
+          product *= us[i];
+        }
+        if (product < least_product) {
+          least_product = product;
+          best = {of_many, of_few, has_few, few_first, has_few && step.draws()};
+          least_us = us[0];
+          us_of_many = static_cast<double>(many[0].blocks) * many[0].us / sms;
         }
       }
     }
   }
-  std::optional<ClassesChoice> best;
-  std::size_t best_index = 0;
-  double least_loss = std::numeric_limits<double>::infinity();
-  for (std::size_t c = 0; c < choices.size(); ++c) {
-    double loss = 0;
-    for (std::size_t i = 0; i < least.size(); ++i) { loss = std::max(loss, times[c][i] / least[i]); }
-    if (loss < least_loss) {
-      least_loss = loss;
-      best = choices[c];
-      best_index = c;
-    }
-  }
   if (!best) { return best; }
-  OnCard const many = step.many(best->blocks_of_many == 1 ? whole : shared, best->blocks_of_many, kSupposed[0]);
-  double const beside = static_cast<double>(many.blocks) * many.us / sms;
-  if (step.takes_turns() && beside > kMostBesideTurns * step.us_of_memory(kSupposed[0])) { return std::nullopt; }
-  return step.us_of_one_kernel(shared) <= times[best_index][0] + kSecondKernelUs ? std::nullopt : best;
+  bool const beside_turns = us_of_many <= kMostBesideTurns * step.us_of_memory(kSupposed[0]);
+  if (step.takes_turns() && !beside_turns) { return std::nullopt; }
+  return step.us_of_one_kernel(shared) <= least_us + kSecondKernelUs ? std::nullopt : best;
 }
 
 void plan_classes(PlanRequest const& request, Plan& plan, ClassesChoice const& choice) {
   take_scheduled_packing(request, plan);
   int const most_queries = kMostFewRows / plan.packed_heads;
-  // The tile of many queries must not depend on the bound that tells it.
-  bool const none_has_few = queries_are_known(request.problem);
   because(plan, "kernels",
-          none_has_few ? concat("one: every sequence has ", request.problem.seqlen_q, " queries")
-                       : concat("two: one for sequences with up to ", counted(most_queries, "row"),
-                                " of q, one for the others; both find their tiles by themselves"));
+          choice.has_few ? concat("two: one for sequences with up to ", counted(most_queries, "row"),
+                                  " of q, one for the others; both find their tiles by themselves")
+                         : concat("one: every sequence has ", request.problem.seqlen_q, " queries"));
   TileRow const& shared = *special_row(request, TileUse::kPaired);
   KernelPlan& many = choice.blocks_of_many > 1 ? add_pairs(request, plan, shared, choice.blocks_of_many)
                                                : add_in_order(request, plan, TileUse::kSmallGrid);
   choose_workspace(request.problem, plan);
-  if (none_has_few) { return; }
+  if (!choice.has_few) { return; }
   many.least_queries = most_queries + 1;
 
-  plan.cluster = choice.blocks_of_few;
   KernelPlan& few = choose_kernel(request, plan, TileUse::kFewRows, false);
   few.most_queries = most_queries;
-  few.ctas = static_cast<int>(
-      std::min<std::int64_t>(few.most_tiles * choice.blocks_of_few, request.most_ctas(few.tile)));
-  explain_grid(plan, few);
-  plan.num_splits = choice.blocks_of_few;
+  int size = choice.blocks_of_few;
+  while (size > 1 && reason_against_cluster(request, few.tile, size) != nullptr) { size /= 2; }  // an sm_margin
+  plan.cluster = plan.num_splits = size;
+  few.ctas = static_cast<int>(std::min<std::int64_t>(few.most_tiles * size, request.most_ctas(few.tile)));
+  because(plan, "grid", "of few queries ", counted(few.ctas, "block"), " of ", few.threads, " threads for up to ",
+          counted(few.most_tiles, "tile"));
   because(plan, "splits",
-          choice.blocks_of_few == 1 ? std::string("1: of few queries each tile has a block")
-                                    : concat("each tile of few queries by a cluster of ", choice.blocks_of_few,
-                                             " blocks, which merge their parts in shared memory"));
+          size > 1
+              ? concat("each tile of few queries by a cluster of ", size,
+                       " blocks, which merge their parts in shared memory")
+              : concat("1: tiles of few queries are whole", few.ctas < few.most_tiles ? ", more than blocks" : ""));
   plan.decode_first = choice.few_first;
   because(plan, "order",
           choice.few_first ? "sequences with few queries first, whose tiles take longer"

@@ -130,7 +130,8 @@ KernelPlan& choose_kernel(PlanRequest const& request, Plan& plan, TileUse use, b
     // A block cuts at most two tiles.
     kernel.partial_slots = plan.fixed_splits ? kernel.most_units : 2 * std::int64_t{kernel.ctas};
   }
-  bool const one_of_two = plan.listed && problem.ragged && kernel.may_split && !decodes;
+  bool const is_second = decode && !plan.kernels.empty();
+  bool const one_of_two = !decodes && (is_second || (plan.listed && problem.ragged && kernel.may_split));
   because(plan, "tile",
           use == TileUse::kFewRows && request.mixes_decode_tiles() ? "sequences with up to 16 query rows: "
           : !one_of_two                                            ? ""

@@ -146,6 +146,7 @@ bool splitting_pays(PlanRequest const& request);
 struct ClassesChoice {
   int blocks_of_many = 1;  // thread blocks that share a tile of many queries
   int blocks_of_few = 1;   // and one of few
+  bool has_few = true;     // some sequence may have few queries
   bool few_first = false;
   bool draws = false;  // tiles of few queries, more than thread blocks, in the order of a schedule
 };

@@ -1122,6 +1122,15 @@ TEST_CASE("plan: few prompts beside sequences of few queries have a kernel for e
     CHECK(other.kernels[0].tile == made.kernels[0].tile);
     CHECK(other.kernels[0].ctas == made.kernels[0].ctas);
   }
+  p = step(364, 64, 1, 2048);
+  KernelPlan const without_margin = plan(p, card(132)).kernels.at(0);
+  for (int const margin : {8, 40, 131}) {  // tiles are shared alike, which decides bits
+    p.sm_margin = margin;
+    KernelPlan const many = plan(p, card(132)).kernels.at(0);
+    CHECK(many.tile == without_margin.tile);
+    CHECK(many.pairs == without_margin.pairs);
+    CHECK(many.blocks_of_pair == without_margin.blocks_of_pair);
+  }
   auto const differs = [&](auto const& change) {
     Problem other = step(140, 41, 2, 8192);
     change(other);

@@ -1236,11 +1236,13 @@ std::vector<SeqlenQK> lengths_of_step(Random& random, int most_queries) {
 TEST_CASE("schedule: prompts beside sequences of few queries, each class in a kernel that finds its own tiles") {
   Random random(29);
   Seen seen;
-  for (int i = 0; i < 3000; ++i) {
+  for (int i = 0; i < 8000; ++i) {
     Request r = request_of_few_tiles(random);
+    r.sm_count = one_of<int>(random, {16, 48, 114, 132, 132, 132});
     r.options.num_splits = one_of<int>(random, {0, 0, 2, 7});
     if (pick(random, 0, 5) == 0) { r.options.window_right = pick(random, 0, 300); }
-    r.options.sm_margin = pick(random, 0, 9) == 0 ? 40 : 0;
+    if (pick(random, 0, 6) == 0) { r.options.attention_chunk = pick(random, 1, 3000); }
+    r.options.sm_margin = one_of<int>(random, {0, 0, 0, 40, 131});
     r.packed_k = pick(random, 0, 3) == 0;
     r.page_unit = r.packed_k ? 1 : one_of<int>(random, {1, 16, 64});
     r.leftpad = !r.packed_k && pick(random, 0, 3) == 0 ? 70 : 0;

@@ -30,6 +30,23 @@ Case mixed(std::string why, Keys layout, int page_size) {
           .num_splits = 0};
 }
 
+// A chunk beside single queries, of which one has so many keys that each class has a kernel.
+Case step(std::string why, int heads_k, int most_keys) {
+  Case made{.why = std::move(why),
+            .queries = {1, 70, 1, 0, 1, 5, 1, 1},
+            .keys = {90, 70, 1, 33, most_keys, 300, 0, 17},
+            .heads_q = 4 * heads_k,
+            .heads_k = heads_k,
+            .layout = Keys::kPaged,
+            .packed_q = true,
+            .page_size = 16,
+            .causal = true,
+            .num_splits = 0};
+  made.queries.resize(24, 1);
+  made.keys.resize(24, 5);
+  return made;
+}
+
 template <class Change>
 Case but(Case changed, Change change) {
   change(changed);
@@ -149,6 +166,12 @@ std::vector<Case> make() {
        .layout = Keys::kPaged,
        .packed_q = true,
        .causal = true},
+      step("varlen: a kernel for each class, clusters in both", 2, 2000),
+      but(step("varlen: a kernel for each class, tiles of few queries drawn", 8, 600),
+          [](Case& c) {
+            c.queries[1] = 20;
+            c.metadata = true;
+          }),
       mixed("varlen: packed keys", Keys::kPacked, 0),
       but(mixed("varlen: d 64, packed keys, slabs that skip, more tiles than run at once", Keys::kPacked, 0),
           [](Case& c) {
@@ -305,6 +328,7 @@ std::vector<Case> make_malformed() {
     c.queries = {2, 2};
     c.append = 2;
   });
+  Case const classes = step("a kernel for each class", 2, 2000);
   struct Target {
     Case const& of;
     NamedLying lying;
@@ -314,7 +338,7 @@ std::vector<Case> make_malformed() {
       {packed, kCuSeqlensQ},   {packed, kCuSeqlensK},  {split, kPageTable},    {split, kSequsedK},
       {scheduled, kMetadata},  {scheduled, kSequsedK}, {invariant, kMetadata}, {dense, kSequsedK},
       {dense, kCacheBatchIdx}, {dense, kCacheLeftpad}, {append, kPageTable},   {append, kSequsedK},
-      {rotated, kSequsedK},
+      {rotated, kSequsedK},    {classes, kCuSeqlensQ}, {classes, kSequsedK},
   };
   std::vector<Case> found;
   for (Target const& target : targets) {

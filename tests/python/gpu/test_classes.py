@@ -77,7 +77,7 @@ def test_all_ways_are_taken():
              for h, k in ((8, 2), (8, 1), (32, 8), (64, 16)) for room in (4000, 9000)]  # fmt: skip
     taken = [text for text in taken if "both find their tiles by themselves" in text]
     for text in ("with few queries first", "behind the others", "few queries by a cluster", "drawn in its order",
-                 "of few queries each tile has a block"):  # fmt: skip
+                 "tiles of few queries are whole"):  # fmt: skip
         assert sum(text in one for one in taken) >= 2, text
 
 
