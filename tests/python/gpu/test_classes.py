@@ -73,8 +73,9 @@ def test_heads(kernel, ratio):
 
 def test_all_ways_are_taken():
     """Of the cases here: either class first, and tiles of few queries in clusters, whole and drawn."""
-    taken = [explained(step(why, lengths, heads_q=h, heads_k=k, room_k=room)) for why, lengths in STEPS.items()
-             for h, k in ((8, 2), (8, 1), (32, 8), (64, 16)) for room in (4000, 9000)]  # fmt: skip
+    taken = [explained(step(why, lengths, heads_q=h, heads_k=k, head_dim=d, room_k=room))
+             for why, lengths in STEPS.items() for h, k in ((8, 2), (8, 1), (32, 8), (64, 16))
+             for d in (64, 128) for room in (4000, 9000)]  # fmt: skip
     taken = [text for text in taken if "both find their tiles by themselves" in text]
     for text in ("with few queries first", "behind the others", "few queries by a cluster", "drawn in its order",
                  "tiles of few queries are whole"):  # fmt: skip
