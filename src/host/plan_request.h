@@ -94,7 +94,7 @@ double us_of_sequence(PlanRequest const& request, TileRow const& row, int packed
 void plan_alike(PlanRequest const& request, Plan& plan, PrefillChoice const& prefill);
 
 // plan_pairs.cpp: the thread blocks of a cluster share two tiles, with the packing of the plan. us_of_pairs: of the
-// call; infinite if there are more tiles than SMs, more sequences than lanes, or no tile that is worth sharing.
+// call; infinite if there are more tiles than SMs, more sequences than have ranks, or no tile that is worth sharing.
 double us_of_pairs(PlanRequest const& request, TileRow const& row, int packed_heads);
 int size_of_clusters(PlanRequest const& request, TileRow const& row, int packed_heads);
 void plan_pairs(PlanRequest const& request, Plan& plan, TileRow const& row);
