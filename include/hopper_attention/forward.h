@@ -139,7 +139,7 @@ struct Plan {
   bool starts_early = true;         // kernels are set up while the one before on the stream still runs
   bool next_starts_early = true;    // and the next call while the combine kernel does, also if that merges nothing
   bool makes_schedule = false;      // which has to be computed first
-  int ctas_of_few_tiles = 0;        // thread blocks that share out units of few tiles, for the kernel that makes it
+  FewReaders readers;               // for the kernel that makes it
   bool fixed_splits = false;        // splits depend on a sequence alone (batch_invariant)
   bool forces_splits = false;       // by units also where whole tiles fill the grid
   bool decode_first = false;        // of two kernels, on a part of the SMs; otherwise prefill, on all it has tiles for

@@ -54,6 +54,14 @@ enum class Calls : std::uint8_t {
   kPaired,    // without it, and the CTAs of a cluster share tiles, which they find by their rank
 };
 
+// Thread blocks that read tiles of few queries, whatever the bounds of a call and its sm_margin: metadata are made
+// without knowing those.
+struct FewReaders {
+  int ctas = 1;          // that fit on the card
+  int cluster = 1;       // of a cluster, if clusters share tiles
+  int of_few_tiles = 0;  // that share out units of few tiles, if these are rounded up to whole chunks (FewTiles)
+};
+
 // The shape of one tile of work. A structural type: kernels take it as a template value.
 struct TileConfig {
   int rows = 0;        // query rows, 64 for each consumer warpgroup

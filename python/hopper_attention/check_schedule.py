@@ -26,7 +26,7 @@ def check_schedule(found: Any, on_gpu: bool, rows: Any, queries: Any) -> None:
     seqused_q, which schedules do not know; queries: those that count.
     """
     batch = len(rows)
-    stride = (batch + 3) // 4 * 4
+    stride = (batch + 7) // 8 * 8
     size = 1 + 4 * stride
     if len(found) < size:
         raise ValueError(

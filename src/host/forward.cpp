@@ -20,6 +20,7 @@
 #include "host/same_call.h"
 #include "host/text.h"
 #include "host/workspace.h"
+#include "kernels/schedule.h"
 
 namespace hopper_attention {
 namespace {
@@ -223,7 +224,7 @@ void append_and_forward(AppendArguments const& args, Arguments const& attention,
   }
 }
 
-std::int64_t schedule_size(std::int64_t batch) { return 1 + 4 * ((batch + 3) / 4 * 4); }
+std::int64_t schedule_size(std::int64_t batch) { return 1 + 4 * schedule_stride(batch); }
 
 char const* version() { return HOPPER_ATTENTION_VERSION; }
 

@@ -303,7 +303,7 @@ void make_schedule(ScheduleArguments const& args, Stream stream) {
       args.options.seqused_k_all >= 0 ? clamped(args.options.seqused_k_all, 0, kUnbounded) : problem.seqlen_k;
   DeviceGuard const guard(args.metadata.device);
   int const device = args.metadata.device;
-  ScheduleKernelParams params = schedule_kernel_params(problem, ctas_of_few_tiles(problem, device_info(device)));
+  ScheduleKernelParams params = schedule_kernel_params(problem, readers_of_few(problem, device_info(device)));
   params.sequences = sequences;
   params.metadata = static_cast<int*>(args.metadata.data);
   launch_schedule(params, device, stream);

@@ -70,7 +70,7 @@ void choose_schedule(PlanRequest const& request, Plan& plan, char const* reason)
   bool const others_count = !problem.packed_q || problem.seqused_q || problem.mask.cp_world > 1;
   bool const may_differ = problem.has_metadata && problem.batch_invariant && others_count && plan.cluster == 0;
   plan.makes_schedule = problem.ragged && (!problem.has_metadata || may_differ);
-  if (plan.makes_schedule) { plan.ctas_of_few_tiles = ctas_of_few_tiles(problem, request.device); }
+  if (plan.makes_schedule) { plan.readers = readers_of_few(problem, request.device); }
   char const* const maker =
       may_differ
           ? "a kernel makes it first: with batch_invariant, metadata serve packed queries without seqused_q on one rank"

@@ -19,11 +19,25 @@ constexpr int kSmsForLargestCluster = 132;
 // combine kernel takes.
 constexpr std::int64_t kBytesWorthAnotherCluster = std::int64_t{512} << 10;
 
+// Of K and V for a block, where all tiles are taken at once: beyond, a schedule that balances them is better where
+// lengths differ. It takes 3 us, and as long again if it has to be made first.
+std::int64_t most_bytes_at_once(PlanRequest const& request) {
+  return std::int64_t{request.problem.has_metadata ? 2 : 3} << 20;
+}
+
+// And for which blocks are added until each SM has as many as it holds: of head dim 64, one alone reads half as fast as
+// two. With shorter shares more is lost, since the blocks of the next call have no room beside them.
+constexpr std::int64_t kBytesWorthMoreReaders = std::int64_t{384} << 10;
+
 // The share of a block may be so many times kMostBytesOfShare where no tile is longer than another.
 constexpr int kSharesOfOneSequence = 4;
 
-// Four ninths of the SMs read nearly as fast as all.
-bool leaves_most_idle(PlanRequest const& request, std::int64_t ctas) { return 9 * ctas < 4 * request.available_sms(); }
+// Four ninths of the SMs read nearly as fast as all; where an SM holds two blocks, of which one reads half as fast as
+// both, so many blocks as SMs.
+bool leaves_most_idle(PlanRequest const& request, std::int64_t ctas, int per_sm = 1) {
+  std::int64_t const sms = request.available_sms();
+  return per_sm == 1 ? 9 * ctas < 4 * sms : 2 * ctas <= sms;
+}
 
 // A cluster runs within a group of SMs (GPC) and leaves some of them over: 132 SMs hold 66 clusters of 2, 30 of 4, 15
 // of 8 and 7 of 16.
@@ -54,18 +68,23 @@ int forced_cluster(PlanRequest const& request, TileConfig const& tile, bool may_
 
 // Why a tile is not shared by twice as many blocks; nullptr: it may be. Blocks are added while most of the SMs are idle
 // and each has keys to read.
-char const* limit_of_cluster(PlanRequest const& request, TileConfig const& tile, int size) {
+char const* limit_of_cluster(PlanRequest const& request, TileConfig const& tile, int size, int per_sm = 1) {
   if (size >= request.blocks_of_tile(tile)) { return "more blocks would have no keys"; }
-  if (!leaves_most_idle(request, size * request.tiles_of_few())) {
+  if (!leaves_most_idle(request, size * request.tiles_of_few(), per_sm)) {
     return "enough SMs read to be nearly as fast as all";
   }
   return reason_against_cluster(request, tile, 2 * size);
 }
 
-int widest_cluster(PlanRequest const& request, TileConfig const& tile) {
+int widest_cluster(PlanRequest const& request, TileConfig const& tile, int per_sm = 1) {
   int size = 1;
-  while (limit_of_cluster(request, tile, size) == nullptr) { size *= 2; }
+  while (limit_of_cluster(request, tile, size, per_sm) == nullptr) { size *= 2; }
   return size;
+}
+
+// Of K and V that the longest tile leaves to each of `blocks`.
+std::int64_t share_bytes(PlanRequest const& request, TileConfig const& tile, int blocks) {
+  return ceil_div<std::int64_t>(request.blocks_of_tile(tile), blocks) * request.bytes_of_block(tile);
 }
 
 // How many blocks take a tile: some clusters of some blocks each.
@@ -84,13 +103,18 @@ TileShare share_of_tile(PlanRequest const& request, TileConfig const& tile, bool
     return {size, size > 1 ? std::max(1, forced.num_splits / size) : 1};
   }
   std::int64_t const tiles = request.tiles_of_few();
-  std::int64_t const blocks = request.blocks_of_tile(tile);
   if (!may_share || tiles > request.most_ctas(tile)) { return {}; }
-  int const size = widest_cluster(request, tile);
-  std::int64_t const share = ceil_div<std::int64_t>(blocks, size) * request.bytes_of_block(tile);
-  if (size < kPortableCluster || !leaves_most_idle(request, size * tiles) || share <= kBytesWorthAnotherCluster) {
-    return {size, 1};
+  int size = widest_cluster(request, tile);
+  // One that is longer than the others is not to be read by as few blocks as suffice for all of them.
+  auto const is_too_long = [&](std::int64_t share) {
+    return share > most_bytes_at_once(request) / tile.per_sm ||
+           (share > kBytesWorthMoreReaders && leaves_most_idle(request, size * tiles, tile.per_sm));
+  };
+  while (is_too_long(share_bytes(request, tile, size)) && reason_against_cluster(request, tile, 2 * size) == nullptr) {
+    size *= 2;
   }
+  bool const is_long = share_bytes(request, tile, size) > kBytesWorthAnotherCluster;
+  if (size < kPortableCluster || !leaves_most_idle(request, size * tiles) || !is_long) { return {size, 1}; }
   std::int64_t const fitting = most_ctas_in_clusters(request, tile, kPortableCluster) / (kPortableCluster * tiles);
   int const num_splits = request.problem.num_splits;
   std::int64_t const allowed =
@@ -109,7 +133,7 @@ std::string reason_for_share(PlanRequest const& request, TileConfig const& tile,
   if (request.forced.cluster > 0 && !request.problem.batch_invariant) { return "forced"; }
   if (request.problem.num_splits == 1) { return "as asked"; }
   if (request.problem.batch_invariant) {
-    return concat("no sequence has more than the ", kFixedSplitKeys, " keys of a split");
+    return concat("no sequence has more than the ", kFixedSplitKeys, " keys of one part");
   }
   if (!may_share_tiles(request)) {
     return concat("a sequence has more query rows than the ", kMostMergeRows, " that blocks can merge");
@@ -133,6 +157,14 @@ char const* reason_against_cluster(PlanRequest const& request, TileConfig const&
   if (!shares_columns(tile, size)) { return "more blocks cannot share the columns of a tile"; }
   bool const fits = size * request.tiles_of_few() <= most_ctas_in_clusters(request, tile, size);
   return fits ? nullptr : "larger clusters would not all run at once";
+}
+
+bool cutting_pays_if_alike(PlanRequest const& request, TileConfig const& tile, int size) {
+  std::int64_t const tiles = request.tiles_of_few();
+  std::int64_t const blocks = request.blocks_of_tile(tile);
+  if (request.problem.num_splits == 1 || tiles * blocks > kMaxTiles) { return false; }
+  std::int64_t const units = std::max<std::int64_t>(blocks, kLeastUnitsOfFewQueries);
+  return cutting_pays({tiles, tiles * units, static_cast<int>(units)}, size, request.most_ctas(tile));
 }
 
 bool fits_one_split(PlanRequest const& request, TileConfig const& tile) {
@@ -161,11 +193,16 @@ int cluster_size(PlanRequest const& request) {
     return in_any_order || (problem.ragged && whole_tiles_suffice(request)) ? 1 : 0;
   }
   if (problem.batch_invariant) { return 1; }
-  // A schedule could use the SMs that few clusters leave idle, if it may split.
-  bool const most_idle = leaves_most_idle(request, share.blocks() * tiles) && problem.num_splits != 1;
-  std::int64_t const most = problem.batch == 1 ? kSharesOfOneSequence * kMostBytesOfShare : kMostBytesOfShare;
-  std::int64_t const bytes = ceil_div<std::int64_t>(blocks, share.blocks()) * request.bytes_of_block(tile);
-  return bytes <= (most_idle ? most / 2 : most) ? share.size : 0;
+  std::int64_t const bytes = share_bytes(request, tile, share.blocks());
+  if (problem.num_splits == 1) { return bytes <= kMostBytesOfShare ? share.size : 0; }
+  // A schedule could use the SMs that few clusters leave idle.
+  bool const most_idle = leaves_most_idle(request, share.blocks() * tiles);
+  bool const one = problem.batch == 1;
+  std::int64_t const most = one         ? kSharesOfOneSequence * kMostBytesOfShare / (most_idle ? 2 : 1)
+                            : most_idle ? kMostBytesOfShare / 2
+                                        : most_bytes_at_once(request);
+  bool const balances = one || share.clusters > 1 || !cutting_pays_if_alike(request, tile, share.size);
+  return bytes <= most && balances ? share.size : 0;
 }
 
 // Long tiles that are more than the blocks of the grid, where a schedule has their order.
@@ -186,7 +223,7 @@ int ctas_by_schedule(PlanRequest const& request, TileConfig const& tile, int siz
 
 }  // namespace
 
-int ctas_of_few_tiles(Problem problem, DeviceInfo const& device) {
+FewReaders readers_of_few(Problem problem, DeviceInfo const& device) {
   problem.seqlen_q = 1;
   problem.seqlen_k = 1 << 24;
   problem.num_splits = 0;
@@ -194,11 +231,13 @@ int ctas_of_few_tiles(Problem problem, DeviceInfo const& device) {
   problem.mask = {};
   testing::ForcedPlan const forced;
   PlanRequest const request{problem, device, forced};
-  int const packed = request.scheduled_packing();
-  bool const few_rows = few_rows_use(problem.head_dim, problem.head_dim_v, packed) == TileUse::kFewRows;
-  if (problem.batch_invariant || !few_rows) { return 0; }
-  TileConfig const tile = request.tile_row(TileUse::kFewRows).tile;
-  return ctas_by_schedule(request, tile, widest_cluster(request, tile));
+  TileConfig const tile = request.tile_row(request.decode_use()).tile;
+  FewReaders readers{.ctas = request.most_ctas(tile)};
+  if (problem.batch_invariant) { return readers; }
+  if (request.tiles_of_few() <= readers.ctas) { readers.cluster = widest_cluster(request, tile, tile.per_sm); }
+  int const ctas = ctas_by_schedule(request, tile, readers.cluster);
+  if (request.decode_use() == TileUse::kFewRows) { readers.of_few_tiles = ctas; }
+  return readers;
 }
 
 void leave_clusters_to_schedule(PlanRequest const& request, Plan& plan) {
@@ -213,7 +252,7 @@ void leave_clusters_to_schedule(PlanRequest const& request, Plan& plan) {
             kernel.may_split ? ", if none is so long that the schedule cuts it" : "");
     return;
   }
-  int const size = may_share_tiles(request) ? widest_cluster(request, kernel.tile) : 1;
+  int const size = may_share_tiles(request) ? widest_cluster(request, kernel.tile, kernel.tile.per_sm) : 1;
   plan.cluster_if_alike = size;
   // Where two blocks have room on an SM, those of the next call would begin beside this one's, on some SMs two of them.
   plan.next_starts_early = kernel.tile.per_sm == 1 && clusters_leave_room(request, kernel.tile, size, size * tiles);

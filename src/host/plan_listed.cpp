@@ -21,7 +21,7 @@ std::int64_t most_tiles_of_group(Problem const& problem, KernelFamily family, in
 // Of a plan that cuts no tile.
 std::string reason_for_whole_tiles(PlanRequest const& request, Plan const& plan, TileUse prefill) {
   if (plan.fixed_splits) {
-    return request.decodes() ? concat("no sequence has more than the ", kFixedSplitKeys, " keys of a split")
+    return request.decodes() ? concat("no sequence has more than the ", kFixedSplitKeys, " keys of one part")
                              : std::string("with batch_invariant, tiles of many queries are never cut");
   }
   if (request.problem.num_splits == 1) { return "as asked"; }
@@ -45,7 +45,8 @@ void choose_splits(PlanRequest const& request, Plan& plan, TileUse prefill) {
   char const* const otherwise = plan.cluster_if_alike > 0 || plan.draws_if_whole ? "otherwise " : "";
   because(plan, "splits",
           !may_split          ? concat("1: ", reason_for_whole_tiles(request, plan, prefill))
-          : plan.fixed_splits ? concat("every ", kFixedSplitKeys, " keys, for sequences with few queries")
+          : plan.fixed_splits ? concat("those of few queries with more than ", kFixedSplitKeys,
+                                       " keys, in parts that follow from these")
           : bound == 0
               ? concat(otherwise, "every block gets the same number of key blocks")
               : concat(otherwise, "every block gets the same number of key blocks, a tile at most ", bound, " parts"));
@@ -53,11 +54,12 @@ void choose_splits(PlanRequest const& request, Plan& plan, TileUse prefill) {
 
 }  // namespace
 
-// More tiles than thread blocks, none of which can be long.
+// More tiles than thread blocks, none of which can be long, and which balance if they are alike.
 bool whole_tiles_suffice(PlanRequest const& request) {
   TileConfig const tile = request.tile_row(request.decode_use()).tile;
   return request.tiles_of_few() > request.most_ctas(tile) &&
-         request.blocks_of_tile(tile) * request.bytes_of_block(tile) <= kMostBytesOfShare;
+         request.blocks_of_tile(tile) * request.bytes_of_block(tile) <= kMostBytesOfShare &&
+         !cutting_pays_if_alike(request, tile, 1);
 }
 
 void choose_workspace(Problem const& problem, Plan& plan) {
@@ -112,7 +114,8 @@ KernelPlan& choose_kernel(PlanRequest const& request, Plan& plan, TileUse use, b
           " are possible; split the batch");
 
   int const blocks = ceil_div(std::max(problem.seqlen_k, 1), shape.keys) + 1;
-  std::int64_t const units = shape.fixed_split > 0 ? ceil_div(blocks, shape.fixed_split) : blocks;
+  std::int64_t const units =
+      shape.fixed_split > 0 ? fixed_parts(blocks, shape.fixed_split) : std::max(blocks, shape.least_units);
   // Units of few tiles, whose sequences all fit in 16 rows, may be rounded up (FewTiles), also where the call's bound
   // is more.
   constexpr int kMostRounding = 3;

@@ -210,10 +210,11 @@ bool splitting_pays(PlanRequest const& request) {
   params.ctas = request.most_ctas(tile);
   params.may_split = true;
   params.bound_by_memory = decodes;
+  params.cuts_alike = cuts_if_alike(params.alike, std::int64_t{params.batch} * request.scheduled_groups(), params.ctas);
   params.even_tiles = tiles_are_even(request.problem);
   // More units than can be counted are not shared out.
   std::int64_t const units = std::int64_t{params.batch} * params.alike.tiles * params.alike.units;
-  if (params.alike.units <= 1 || units * request.scheduled_groups() > kMaxTiles) { return false; }
+  if (request.blocks_of_tile(tile) <= 1 || units * request.scheduled_groups() > kMaxTiles) { return false; }
   return Schedule(params).by_units();
 }
 

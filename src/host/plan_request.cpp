@@ -53,7 +53,8 @@ SequenceWork PlanRequest::work_of_sequence(TileConfig const& tile) const {
 
 std::int64_t PlanRequest::blocks_of_tile(TileConfig const& tile) const {
   if (problem.mask.cp_world > 1) { return ceil_div(problem.seqlen_k, tile.keys); }
-  TileShape const shape = tile_shape(tile, scheduled_packing(), false);
+  TileShape shape = tile_shape(tile, scheduled_packing(), false);
+  shape.least_units = 1;
   return sequence_work(shape, problem.mask, {problem.seqlen_q, problem.seqlen_k}).units;
 }
 

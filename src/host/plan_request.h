@@ -113,14 +113,14 @@ bool draws_tiles(PlanRequest const& request);
 char const* reason_against_cluster(PlanRequest const& request, TileConfig const& tile, int size);
 // A split of fixed size holds every tile of few queries, so that none is cut.
 bool fits_one_split(PlanRequest const& request, TileConfig const& tile);
+// Whether tiles of few queries that are all as long as they may be had better be cut than taken by `size` blocks each.
+bool cutting_pays_if_alike(PlanRequest const& request, TileConfig const& tile, int size);
 void plan_clusters(PlanRequest const& request, Plan& plan);
 // For a plan with a schedule, whose bound on the lengths is too long for clusters: what the sequences really have may
 // not be. An engine's bound is what a page table has room for.
 void leave_clusters_to_schedule(PlanRequest const& request, Plan& plan);
-// Thread blocks of a call of few queries whose schedule decides between clusters and units, whatever the bounds on its
-// lengths and its sm_margin: metadata are made without knowing those. 0: units have a fixed size, or the tile has 64
-// rows.
-int ctas_of_few_tiles(Problem problem, DeviceInfo const& device);
+// Of calls of few queries whose schedule decides between whole tiles, clusters and units.
+FewReaders readers_of_few(Problem problem, DeviceInfo const& device);
 
 // plan_prefill.cpp
 PrefillChoice choose_prefill(PlanRequest const& request);

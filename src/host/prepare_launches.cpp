@@ -155,7 +155,7 @@ std::vector<KernelLaunch> kernel_launches(Plan const& plan, Problem const& probl
 
 }  // namespace
 
-ScheduleKernelParams schedule_kernel_params(Problem const& problem, int ctas_of_few_tiles) {
+ScheduleKernelParams schedule_kernel_params(Problem const& problem, FewReaders const& readers) {
   int const packed = scheduled_packing(problem.heads_q, problem.heads_k);
   bool const fixed_splits = problem.batch_invariant;
   auto const shape = [&](TileUse use) {
@@ -168,14 +168,15 @@ ScheduleKernelParams schedule_kernel_params(Problem const& problem, int ctas_of_
   p.mask = problem.mask;
   p.prefill = shape(TileUse::kRagged);
   p.decode = shape(few_queries_use(problem.head_dim, problem.head_dim_v, packed, fixed_splits));
-  p.few_tiles = {ctas_of_few_tiles, problem.heads_q / packed, kLeastUnits};
+  p.few_tiles = {readers.of_few_tiles, problem.heads_q / packed, kLeastUnits};
+  p.readers = readers;
   return p;
 }
 
 std::shared_ptr<Launches const> prepare_launches(Plan const& plan, Problem const& problem) {
   auto launches = std::make_shared<Launches>();
   launches->kernels = kernel_launches(plan, problem);
-  if (plan.makes_schedule) { launches->schedule = schedule_kernel_params(problem, plan.ctas_of_few_tiles); }
+  if (plan.makes_schedule) { launches->schedule = schedule_kernel_params(problem, plan.readers); }
   launches->combine = combine_launch(plan, problem);
   return launches;
 }

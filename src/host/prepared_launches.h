@@ -15,9 +15,9 @@
 
 namespace hopper_attention {
 
-// All but what tensors say. ctas_of_few_tiles: see plan_request.h. Raises NotImplemented if no kernel holds the head
+// All but what tensors say. `readers`: see readers_of_few(). Raises NotImplemented if no kernel holds the head
 // dims.
-ScheduleKernelParams schedule_kernel_params(Problem const& problem, int ctas_of_few_tiles);
+ScheduleKernelParams schedule_kernel_params(Problem const& problem, FewReaders const& readers);
 
 // What the boxes of a kernel's tensor maps are made of.
 struct BoxShape {

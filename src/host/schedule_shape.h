@@ -4,12 +4,13 @@
 
 #include "hopper_attention/forward.h"
 #include "kernels/schedule.h"
+#include "kernels/schedule_params.h"
 #include "kernels/tile_config.h"
 
 namespace hopper_attention {
 
-// Keys of a split that does not depend on the batch. With 2,048 batches of 32 and more take up to 1.40 of the time
-// without batch invariance, with 4,096 up to 1.19; one sequence of 8k takes 3.5 and 5.1 times as long (8/1 heads).
+// Keys of the longest tile in one part, if parts do not depend on the batch (fixed_parts()): batches of 32 and more are
+// then as fast as without batch invariance, and need no schedule.
 inline constexpr int kFixedSplitKeys = 4096;
 
 // Key blocks that a thread block takes at least: fewer cost more to merge than to compute.
@@ -17,6 +18,10 @@ inline constexpr int kLeastUnits = 2;
 
 // Key blocks of a tile that a thread block computes about as fast as parts of it are merged.
 inline constexpr int kFewBlocksOfTile = 12;
+
+// Units of a tile of few queries, at least: where all blocks read as fast as memory allows, one of few keys takes as
+// long, 5 to 9 us, and a chunk of many would be done late (32 sequences of 8k and 32 of 43 keys: 404 us for 241).
+inline constexpr int kLeastUnitsOfFewQueries = 4;
 
 // Query rows of a sequence. Of one sequence alone, at most as many as q has, whatever the bound on its length is.
 inline int query_rows_of_sequence(Problem const& problem) {
@@ -56,7 +61,8 @@ inline TileUse few_queries_use(int head_dim, int head_dim_v, int packed_heads, b
 constexpr TileShape tile_shape(TileConfig const& tile, int packed_heads, bool fixed_splits) {
   bool const decode = family_of(tile) == KernelFamily::kDecode;
   return {rows_of_slab(tile) / packed_heads * slabs_of(tile), tile.keys,
-          fixed_splits ? (decode ? kFixedSplitKeys / tile.keys : 1 << 30) : 0};
+          fixed_splits ? (decode ? kFixedSplitKeys / tile.keys : 1 << 30) : 0,
+          decode && !fixed_splits ? kLeastUnitsOfFewQueries : 1};
 }
 
 inline bool has_prefill(Plan const& plan) { return plan.kernels.front().family == KernelFamily::kPrefill; }
@@ -86,14 +92,22 @@ inline bool tiles_are_even(Problem const& problem) {
   return 4LL * (first.end - first.begin) >= 3LL * (last.end - last.begin);
 }
 
+// Of `sequences`, counted for each head group, that all have the same work.
+inline int cuts_if_alike(SequenceWork const& work, std::int64_t sequences, int ctas) {
+  bool const pays = cutting_pays({sequences * work.tiles, sequences * work.sum(), work.units}, 1, ctas);
+  return pays ? kCutsWholeTiles | kCutsClusters : 0;
+}
+
 // What a kernel is told about the schedule of the step, but for where it lies.
 inline ScheduleParams schedule_params(Plan const& plan, KernelPlan const& kernel, Problem const& problem) {
   TileShape const shape = tile_shape(kernel.tile, plan.packed_heads, plan.fixed_splits);
   ScheduleParams p;
   p.batch = problem.batch;
+  p.stride = schedule_stride(problem.batch);
   p.places = places_of(plan, kernel);
   p.alike = sequence_work(shape, problem.mask, {problem.seqlen_q, problem.seqlen_k});
   p.alike_units = p.alike.sum();
+  p.cuts_alike = cuts_if_alike(p.alike, std::int64_t{p.batch} * (problem.heads_q / plan.packed_heads), kernel.ctas);
   int const head_groups = problem.heads_q / plan.packed_heads;
   p.share = card_share(plan, kernel);
   p.head_groups = FastDivmod(head_groups);

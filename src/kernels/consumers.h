@@ -25,14 +25,14 @@ __device__ __forceinline__ void consume_swapped(AttentionParams const& params, t
   SwappedEpilogue<Traits> const epilogue{params, shared, thread};
   ClusterMerge<Traits> merge(params, shared, thread);
   RingState<Traits::kStages> read;
-  uint32_t q_phase = 0;
+  RingState<Traits::kQueryBuffers> q;
   start_role<Traits>(params);
   for_each_work<Traits>(shared, [&](TileWork const& work) __attribute__((always_inline)) {
-    wait_barrier(shared.q_full[0][0], q_phase);
-    q_phase ^= 1;
-    mainloop.mma(work, read, [&]() {
-      if (thread == 0) { arrive_barrier(shared.q_empty[0][0]); }
+    wait_barrier(shared.q_full[q.slot][0], q.phase);
+    mainloop.mma(work, q.slot, read, [&]() {
+      if (thread == 0) { arrive_barrier(shared.q_empty[q.slot][0]); }
     });
+    ++q;
     PartEnd ends[kColumnsPerThread];
     mainloop.finish(ends);
     if (work.in_cluster) {

@@ -53,8 +53,9 @@ HA_HOST_DEVICE PartedTile find_parted_tile(SplitCombineTask const& task, Sequenc
     parted.first_slot = parted.later_slots = index * parted.parts;
     return parted;
   }
+  if (task.cluster.by_schedule && work_from(task.cluster, params) != WorkFrom::kSchedule) { return parted; }
   Schedule const schedule(params);
-  if (!schedule.by_units() || work_from(task.cluster, schedule) != WorkFrom::kSchedule) { return parted; }
+  if (!schedule.by_units()) { return parted; }
   int const heads = params.head_groups.divisor;
   Chunks const chunks = schedule.chunks();
   if (!params.fixed_splits && index + 1 >= chunks.count) { return parted; }

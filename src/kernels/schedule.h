@@ -23,15 +23,35 @@ enum ScheduleArray : int {
   kUnitsUntil,     // units of the places up to and with this one
   kScheduleFacts,  // ScheduleFact
 };
-enum ScheduleFact : int { kPrefillPlaces, kMostUnitsPrefill, kMostUnitsDecode, kDecodeCounter };
+enum ScheduleFact : int {
+  kPrefillPlaces,
+  kMostUnitsPrefill,
+  kMostUnitsDecode,
+  kDecodeCounter,
+  kCutsDecode,  // Cuts, of the places of decode
+  kCutsAll,     // and of all places, as tiles of few queries
+  kScheduleFactCount
+};
 
-HA_HOST_DEVICE constexpr int schedule_stride(int batch) { return (batch + 3) / 4 * 4; }
+template <class Count>
+HA_HOST_DEVICE constexpr Count schedule_stride(Count batch) {
+  constexpr Count kMultiple = 8;  // a power of 2
+  return (batch + kMultiple - 1) & ~(kMultiple - 1);
+}
+static_assert(schedule_stride(1) >= kScheduleFactCount);
+
+// Whether it pays to cut tiles of few queries: bits.
+enum Cuts : int {
+  kCutsWholeTiles = 1,  // over CTAs that take a tile each
+  kCutsClusters = 2,    // over clusters that do
+};
 
 // Tiles of one kernel family as the schedule counts them.
 struct TileShape {
   int queries = 1;      // of a tile
   int keys = 1;         // of a block
-  int fixed_split = 0;  // blocks of a unit if splits do not depend on the batch, else 0
+  int fixed_split = 0;  // blocks of the longest tile in one part, if parts do not depend on the batch; else 0
+  int least_units = 1;  // of a tile: what it takes to bring even one block
 };
 
 // The tiles of a sequence. With a causal mask their units rise from the first to the last.
@@ -59,14 +79,23 @@ struct SequenceWork {
   }
 };
 
-// Units are the blocks of the first and the last tile, and rise evenly between them. They weigh tiles and place cuts;
-// every tile is cut in proportion to its own blocks, of which it may have some more or fewer than units. This is as if
-// all tiles were like the last one.
+// Parts of a tile if they do not depend on the batch: of a quarter of the longest tile in one part (a power of 2), but
+// no more than 32 as long as none is longer than that.
+HA_HOST_DEVICE constexpr int fixed_parts(int blocks, int longest) {
+  constexpr int kMostParts = 32;
+  if (blocks <= longest) { return 1; }
+  int const bits = log2_of(longest);
+  return max_of(min_of((4 * blocks + longest - 1) >> bits, kMostParts), (blocks + longest - 1) >> bits);
+}
+
+// Units are the blocks of the first and the last tile, and rise evenly between them; of few queries at least some.
+// They weigh tiles and place cuts; every tile is cut in proportion to its own blocks, of which it may have some more or
+// fewer than units. This is as if all tiles were like the last one.
 HA_HOST_DEVICE constexpr SequenceWork even_work(TileShape const& shape, MaskParams const& mask, SeqlenQK len) {
   if (len.q == 0) { return {0, 1}; }
   int const blocks = block_range(mask, max_of(len.q - shape.queries, 0), len.q - 1, len, shape.keys).blocks();
-  int const units = max_of(1, shape.fixed_split > 0 ? ceil_div(blocks, shape.fixed_split) : blocks);
-  return {ceil_div(len.q, shape.queries), units};
+  int const units = shape.fixed_split > 0 ? fixed_parts(blocks, shape.fixed_split) : blocks;
+  return {ceil_div(len.q, shape.queries), max_of(shape.least_units, units)};
 }
 
 // Whether units rise along a sequence.
@@ -124,6 +153,7 @@ struct ResizedTiles {
 struct ScheduleParams {
   int* metadata = nullptr;  // null: all sequences are alike
   int batch = 0;
+  int stride = 0;  // schedule_stride(batch)
   Places places = Places::kAll;
   CardShare share = CardShare::kAll;
   SequenceWork alike{};  // without metadata
@@ -133,6 +163,7 @@ struct ScheduleParams {
   bool may_split = false;
   bool always_split = false;     // by units also where the tiles fill the grid
   bool bound_by_memory = false;  // tiles of few queries
+  int cuts_alike = 0;            // of these, without metadata: Cuts
   bool even_tiles = false;       // of a sequence
   bool fixed_splits = false;     // every unit is a split: its bits depend on its sequence alone
   int least_units = 1;           // of a CTA
@@ -141,6 +172,17 @@ struct ScheduleParams {
   int most_tiles = 0;            // bounds for what damaged metadata may claim, of one head group
   int most_units = 0;
 };
+
+HA_HOST_DEVICE constexpr int fact_of(ScheduleParams const& params, ScheduleFact which) {
+  return params.metadata[1 + kScheduleFacts * params.stride + which];
+}
+
+// Whether tiles of few queries may be cut, and that pays over `whole`.
+HA_HOST_DEVICE constexpr bool cuts_tiles(ScheduleParams const& params, Cuts whole) {
+  if (!params.may_split) { return false; }
+  if (params.metadata == nullptr) { return (params.cuts_alike & whole) != 0; }
+  return (fact_of(params, params.places == Places::kDecode ? kCutsDecode : kCutsAll) & whole) != 0;
+}
 
 // Chunk c of the list of units: [begin(c), begin(c + 1)).
 struct Chunks {
@@ -246,15 +288,6 @@ class Schedule {
   // Work is shared out by units and tiles are cut; otherwise CTAs take whole tiles.
   HA_HOST_DEVICE constexpr bool by_units() const { return numbers_.by_units; }
 
-  // Whether clusters of `size` CTAs that take a tile each, all of them at once, are done as soon as CTAs that share out
-  // all units: those read as fast as memory allows, half as fast each as if they were few, and their parts are merged
-  // by a kernel of its own.
-  HA_HOST_DEVICE constexpr bool clusters_suffice(int size) const {
-    constexpr int kUnitsOfMerging = 12;  // as long as it takes to find and to merge parts: 10 to 14 us
-    long long const shared = 2LL * units() + static_cast<long long>(kUnitsOfMerging) * numbers_.ctas;
-    return !params_.may_split || static_cast<long long>(most_units()) * numbers_.ctas <= shared * size;
-  }
-
   // CTAs that take work.
   HA_HOST_DEVICE constexpr int ctas() const { return numbers_.ctas; }
 
@@ -277,13 +310,13 @@ class Schedule {
 
  private:
   HA_HOST_DEVICE constexpr int at(ScheduleArray array, int i) const {
-    return params_.metadata[1 + array * schedule_stride(params_.batch) + i];
+    return params_.metadata[1 + array * params_.stride + i];
   }
-  HA_HOST_DEVICE constexpr int fact(ScheduleFact which) const { return at(kScheduleFacts, which); }
+  HA_HOST_DEVICE constexpr int fact(ScheduleFact which) const { return fact_of(params_, which); }
 
   HA_HOST_DEVICE constexpr int* counter() const {
     if (params_.metadata == nullptr || params_.places != Places::kDecode) { return params_.metadata; }
-    return params_.metadata + 1 + kScheduleFacts * schedule_stride(params_.batch) + kDecodeCounter;
+    return params_.metadata + 1 + kScheduleFacts * params_.stride + kDecodeCounter;
   }
 
   HA_HOST_DEVICE constexpr int most_units() const {
@@ -311,14 +344,8 @@ class Schedule {
     if (params_.fixed_splits) { return true; }
     if (!units_fit()) { return false; }
     if (params_.always_split) { return true; }
+    if (params_.bound_by_memory) { return cuts_tiles(params_, kCutsWholeTiles); }
     int const all = max_of(1, tiles());
-    if (params_.bound_by_memory) {
-      // A tile that takes longer than two CTAs' shares of all work. No division: a share is at most half of the tile.
-      long long const half = (most_units() - 1) >> 1;
-      if (params_.metadata != nullptr && units() <= half * params_.ctas) { return true; }
-      // Memory is nearly as fast for four ninths of the SMs as for all; arithmetic is not.
-      return 9LL * all < 4LL * params_.ctas;
-    }
     long long const other = params_.share == CardShare::kTakes ? units_behind() : 0;
     // Beside longer work of the other kernel, only the longest tile can end late.
     bool const even = params_.even_tiles && other <= units();

@@ -21,6 +21,14 @@ __device__ __forceinline__ int bucket_of(bool decode, SequenceWork const& work) 
   return (decode ? kBuckets : kBuckets / 2) - 1 - min_of(step, kBuckets / 2 - 1);
 }
 
+// Of all sequences of prefill and, one further on, of decode: units of the longest tile, tiles, and their units.
+enum ClassNumber : int { kMost = 0, kTiles = 2, kUnits = 4, kClassNumbers = 6 };
+
+// Of a warp: the largest, or the sum.
+__device__ __forceinline__ int reduce_class_number(int i, int value) {
+  return i < kTiles ? __reduce_max_sync(kAllLanes, value) : __reduce_add_sync(kAllLanes, value);
+}
+
 // What a place adds to the sums.
 struct PlaceWork {
   int tiles;
@@ -35,9 +43,9 @@ struct Shared {
   PlaceWork work[kScheduleThreads];  // of the places that this CTA's threads sum up
   PlaceWork work_of_warp[kWarps];
   PlaceWork work_of_cta[kScheduleCluster];  // written by the CTAs before this one
-  int most_of_warp[2][kWarps];              // units of a tile: prefill, decode
-  int most_of_cta[2];
-  int most[2];  // in the first CTA
+  int class_of_warp[kClassNumbers][kWarps];
+  int class_of_cta[kClassNumbers];
+  int of_class[kClassNumbers];  // in the first CTA
 };
 
 // The CTAs that make one schedule: one, or a cluster whose shared memory all of them reach.
@@ -151,18 +159,19 @@ __device__ __forceinline__ void make_schedule(ScheduleKernelParams const& params
 
   // How many sequences each bucket has, of each warp.
   Entry entry;
-  int most[2] = {0, 0};
   for (int turn = 0; turn < turns; ++turn) {
     entry = entry_of(first + turn * 32);
     take_rank(entry);
-    int const of_tile = entry.work.tiles > 0 ? entry.work.units : 0;
-    most[0] = max_of(most[0], entry.decode ? 0 : of_tile);
-    most[1] = max_of(most[1], entry.decode ? of_tile : 0);
-  }
+    int const most = entry.work.tiles > 0 ? entry.work.units : 0;
+    int const sum = entry.work.tiles > 0 ? entry.work.sum() : 0;
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    int const of_warp = __reduce_max_sync(kAllLanes, most[i]);
-    if (lane == 0) { shared.most_of_warp[i][warp] = of_warp; }
+    for (int i = 0; i < kClassNumbers; ++i) {
+      int const number = i < kTiles ? most : i < kUnits ? entry.work.tiles : sum;
+      int const of_warp = reduce_class_number(i, entry.decode == (i % 2 == 1) ? number : 0);
+      if (lane > 0) { continue; }
+      int& so_far = shared.class_of_warp[i][warp];
+      so_far = turn == 0 ? of_warp : i < kTiles ? max_of(so_far, of_warp) : so_far + of_warp;
+    }
   }
   __syncthreads();
 
@@ -179,18 +188,19 @@ __device__ __forceinline__ void make_schedule(ScheduleKernelParams const& params
   }
   if (warp == 0) {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      int const of_cta = __reduce_max_sync(kAllLanes, lane < warps ? shared.most_of_warp[i][lane] : 0);
-      if (lane == 0) { (kCtas == 1 ? shared.most : shared.most_of_cta)[i] = of_cta; }
+    for (int i = 0; i < kClassNumbers; ++i) {
+      int const of_cta = reduce_class_number(i, lane < warps ? shared.class_of_warp[i][lane] : 0);
+      if (lane == 0) { (kCtas == 1 ? shared.of_class : shared.class_of_cta)[i] = of_cta; }
     }
   }
   if constexpr (kCtas > 1) {
     Cluster::sync();
     if (cta == 0 && warp == 0) {
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        int const of_all = __reduce_max_sync(kAllLanes, Cluster::at(shared.most_of_cta[i], lane % kCtas));
-        if (lane == 0) { shared.most[i] = of_all; }
+      for (int i = 0; i < kClassNumbers; ++i) {
+        int const of_cta = lane < kCtas ? Cluster::at(shared.class_of_cta[i], lane) : 0;
+        int const of_all = reduce_class_number(i, of_cta);
+        if (lane == 0) { shared.of_class[i] = of_all; }
       }
     }
   }
@@ -267,6 +277,13 @@ __device__ __forceinline__ void make_schedule(ScheduleKernelParams const& params
     sum.tiles += sum_of_warp(of_other.tiles);
     sum.units += sum_of_warp(of_other.units);
   }
+  int cuts = 0;  // of the lanes that write it
+  if (cta == 0 && warp == 0) {
+    long long const groups = params.few_tiles.head_groups;
+    auto const of = [&](int i) { return shared.of_class[i + 1] + (lane == kCutsAll ? shared.of_class[i] : 0); };
+    int const most = max_of(shared.of_class[kMost + 1], lane == kCutsAll ? shared.of_class[kMost] : 0);
+    cuts = cuts_of({groups * of(kTiles), groups * of(kUnits), most}, params.readers);
+  }
   for (int turn = 0; turn < turns; ++turn) {
     int const place = first + turn * 32;
     PlaceWork const work = work_at(place);
@@ -277,10 +294,11 @@ __device__ __forceinline__ void make_schedule(ScheduleKernelParams const& params
     tiles[place] = tiles_until;
     units[place] = units_until;
     if (place >= batch) { order[place] = 0; }
-    facts[place] = place == kPrefillPlaces      ? prefill
-                   : place == kMostUnitsPrefill ? shared.most[0]
-                   : place == kMostUnitsDecode  ? shared.most[1]
-                                                : 0;
+    facts[place] = place == kPrefillPlaces                     ? prefill
+                   : place == kMostUnitsPrefill                ? shared.of_class[kMost]
+                   : place == kMostUnitsDecode                 ? shared.of_class[kMost + 1]
+                   : place == kCutsDecode || place == kCutsAll ? cuts
+                                                               : 0;
   }
   if (cta == 0 && thread == 0) { params.metadata[0] = 0; }
 }

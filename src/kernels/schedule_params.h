@@ -1,6 +1,7 @@
 // What the host hands to the kernel that makes the schedule.
 #pragma once
 
+#include "hopper_attention/types.h"
 #include "kernels/schedule.h"
 
 namespace hopper_attention {
@@ -16,12 +17,54 @@ struct FewTiles {
 };
 inline constexpr int kMostFewTiles = 32;  // a lane of a warp for each
 
+// Tiles of few queries, of all head groups: how many, their units together, and those of the longest.
+struct WholeTiles {
+  long long tiles = 0;
+  long long units = 0;
+  int most = 0;
+};
+
+// Whether tiles that `size` CTAs take each, the longest first, are done so late that it pays to share out their units
+// among all `ctas` and to merge the parts of tiles. Six of 13 CTAs read as fast as all; a unit takes one of so many
+// 0.9 us. Figures: docs/performance-notes.md, step 172.
+HA_HOST_DEVICE constexpr bool cutting_pays(WholeTiles const& of, int size, int ctas) {
+  constexpr int kUnitsOfCutting = 14;  // as long as it takes to find and to merge parts
+  constexpr int kUnitsOfMerging = 2;   // in a cluster
+  long long const enough = max_of(1, 6 * ctas / 13);
+  long long const readers = of.tiles * size;
+  long long const longest = (of.most + size - 1) / size;
+  int const worth = kUnitsOfCutting - (size > 1 ? kUnitsOfMerging : 0);
+  // The longest is read by one CTA when all others are done. Where CTAs have several tiles, chunks with many short ones
+  // end late: the more of a chunk, the more there may be.
+  long long const at_once = readers < enough ? enough : readers < ctas ? readers : ctas;
+  long long const lost = (longest - worth) * at_once - of.units;
+  if (lost > (readers > ctas ? of.units / 2 : 0)) { return true; }
+  bool const alike = 4 * of.units >= 3 * readers * longest;
+  if (!alike || 2 * readers <= ctas) { return false; }
+  // Some share a pair of SMs, which have one way to memory, and the others are done earlier. Clusters lose a third.
+  if (readers <= ctas) {
+    int const nearly_all = 22 * ctas / 25;
+    return longest * (nearly_all - readers) > worth * enough * (size == 1 ? 1 : 3);
+  }
+  // Those behind the last full round are too few to read as fast as memory allows.
+  int const in_last_round = static_cast<int>(static_cast<unsigned>(readers) % static_cast<unsigned>(ctas));
+  bool const few = 0 < in_last_round && 2 * in_last_round < ctas;
+  return few && 4 * longest * (ctas - 2 * in_last_round) > 5LL * worth * ctas;
+}
+
+// As Cuts.
+HA_HOST_DEVICE constexpr int cuts_of(WholeTiles const& of, FewReaders const& readers) {
+  return (cutting_pays(of, 1, readers.ctas) ? kCutsWholeTiles : 0) |
+         (cutting_pays(of, readers.cluster, readers.ctas) ? kCutsClusters : 0);
+}
+
 struct ScheduleKernelParams {
   SequenceParams sequences;
   MaskParams mask;
   TileShape prefill;
   TileShape decode;
   FewTiles few_tiles;
+  FewReaders readers;
   int* metadata;  // as schedule.h lays it out
 };
 

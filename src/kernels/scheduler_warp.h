@@ -29,15 +29,12 @@ __device__ __forceinline__ void schedule(AttentionParams const& params, typename
     return __shfl_sync(0xffffffff, index, 0);
   };
   WorkFrom from = Traits::kListed && params.listed ? WorkFrom::kSchedule : WorkFrom::kTileList;
-  ScheduleNumbers numbers;  // of a schedule that has decided
   if constexpr (Traits::kDecode) {
     from = work_from(params);
     if (params.cluster.by_schedule) {
       start_role<Traits>(params);
       warm_schedule(params.schedule, params.sequences);
-      Schedule const schedule(params.schedule);
-      numbers = schedule.numbers();
-      from = work_from(params.cluster, schedule);
+      from = work_from(params.cluster, params.schedule);
     }
   }
   [[maybe_unused]] auto* const room = reinterpret_cast<RankedSequence*>(shared.source);
@@ -71,11 +68,10 @@ __device__ __forceinline__ void schedule(AttentionParams const& params, typename
     if (!Traits::kDecode || !params.cluster.by_schedule) {
       start_role<Traits>(params);
       warm_schedule(params.schedule, params.sequences);
-      numbers = Schedule(params.schedule).numbers();
     }
     using Source = typename Traits::Source;
     using State = typename Source::State;
-    if (threadIdx.x % 32 == 0) { new (shared.source) State(Schedule(params.schedule, numbers)); }
+    if (threadIdx.x % 32 == 0) { new (shared.source) State(Schedule(params.schedule)); }
     __syncwarp();
     Source source(params, *reinterpret_cast<State*>(shared.source), Traits::kConsumerWarpgroups, Traits::kKeys);
     publish<Traits>(params, shared, source, draw);

@@ -38,10 +38,10 @@ class SwappedMainloop {
   __device__ __forceinline__ SwappedMainloop(AttentionParams const& params, SharedStorage& shared, int thread)
       : params_(params), shared_(shared), thread_(thread), place_(thread) {}
 
-  // Accumulates the key blocks of `work`, right to left, into output(). `after_scores` is called as soon as no thread
-  // needs Q any more.
+  // Accumulates the key blocks of `work`, right to left, into output(); Q is in buffer `q_slot`. `after_scores` is
+  // called as soon as no thread needs Q any more.
   template <class AfterScores>
-  __device__ __forceinline__ void mma(TileWork const& work, State& read, AfterScores after_scores) {
+  __device__ __forceinline__ void mma(TileWork const& work, int q_slot, State& read, AfterScores after_scores) {
     clear(output_);
     CUTE_UNROLL
     for (int c = 0; c < kColumnsPerThread; ++c) {
@@ -52,9 +52,9 @@ class SwappedMainloop {
       sync_warpgroup(0);  // all have seen Q arrive: its barrier must not run ahead of one that waits
       after_scores();
     } else if (params_.softmax.softcap_inner == 0.0F) {
-      all_blocks(work, read, after_scores, false_type{});
+      all_blocks(work, q_slot, read, after_scores, false_type{});
     } else {
-      all_blocks(work, read, after_scores, true_type{});
+      all_blocks(work, q_slot, read, after_scores, true_type{});
     }
   }
 
@@ -123,9 +123,10 @@ class SwappedMainloop {
   }
 
   template <class AfterScores, class Capped>
-  __device__ __forceinline__ void all_blocks(TileWork const& work, State& read, AfterScores after_scores, Capped) {
-    cute::Tensor sQ = make_tensor(make_smem_ptr(shared_.q[0][0]), typename Traits::LayoutQ{});    // (16, D)
-    cute::Tensor sK = make_tensor(make_smem_ptr(shared_.slot(0)), typename Traits::LayoutK{});    // (keys, D, slots)
+  __device__ __forceinline__ void all_blocks(TileWork const& work, int q_slot, State& read, AfterScores after_scores,
+                                             Capped) {
+    cute::Tensor sQ = make_tensor(make_smem_ptr(shared_.q[q_slot][0]), typename Traits::LayoutQ{});  // (16, D)
+    cute::Tensor sK = make_tensor(make_smem_ptr(shared_.slot(0)), typename Traits::LayoutK{});       // (keys, D, slots)
     cute::Tensor sVt = make_tensor(make_smem_ptr(shared_.slot(0)), typename Traits::LayoutVt{});  // (Dv, keys, slots)
     cute::Tensor sP = make_tensor(make_smem_ptr(shared_.p[0]), typename Traits::LayoutP{});       // (16, keys, 2)
     typename Traits::MmaQk mma_qk;

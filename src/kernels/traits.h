@@ -183,7 +183,10 @@ struct AttentionTraits {
   static constexpr bool kRoomForTwo = kConsumerWarpgroups * (kBytesQ + kSlabElementsO * int(sizeof(Element))) +
                                           kRingElements * int(sizeof(Element)) + kExchangeBytes + kBarrierBytes <=
                                       kSharedLimit;
-  static constexpr int kQueryBuffers = kRoomForTwo && !kDecode ? 2 : 1;
+  // Few rows: while a tile is computed, the next one's Q arrives.
+  static constexpr bool kRoomForNextQ =
+      kSwapped && 2 * kBytesQ + (kSlabElementsO + kRingElements) * int(sizeof(Element)) + kBarrierBytes <= kSharedLimit;
+  static constexpr int kQueryBuffers = (kDecode ? kRoomForNextQ : kRoomForTwo) ? 2 : 1;
   static constexpr int kSlabsOfSlot = max_of(1, kSlotElements / kSlabElementsO);
   static constexpr int kSlotsOfO = kDecode || kQueryBuffers == 2 ? 0 : ceil_div(kConsumerWarpgroups, kSlabsOfSlot);
   static_assert(!kPairs || kSlotsOfO <= 1, "with pairs O takes one slot of V");

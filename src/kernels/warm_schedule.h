@@ -33,7 +33,7 @@ __device__ __forceinline__ void warm_lengths(SequenceParams const& sequences) {
 // What finding work reads: the schedule and the lengths.
 __device__ __forceinline__ void warm_schedule(ScheduleParams const& schedule, SequenceParams const& sequences) {
   if (schedule.metadata == nullptr) { return; }
-  warm(schedule.metadata, 1 + 4 * schedule_stride(schedule.batch));
+  warm(schedule.metadata, 1 + 4 * schedule.stride);
   warm_lengths(sequences);
 }
 

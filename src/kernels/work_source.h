@@ -37,11 +37,11 @@ HA_HOST_DEVICE WorkFrom work_from(AttentionParams const& params) {
   return params.listed ? WorkFrom::kSchedule : WorkFrom::kTileList;
 }
 
-// Where the schedule decides, for the attention kernel and the one that merges behind it.
-HA_HOST_DEVICE WorkFrom work_from(ClusterParams const& cluster, Schedule const& schedule) {
-  if (cluster.size > 0 && schedule.clusters_suffice(cluster.size)) { return WorkFrom::kClusters; }
-  if (cluster.size == 0 && !schedule.by_units()) { return WorkFrom::kDrawnTiles; }
-  return WorkFrom::kSchedule;
+// Where the schedule decides, for the attention kernel and the one that merges behind it. Clusters and whole tiles are
+// found with nothing else of it.
+HA_HOST_DEVICE WorkFrom work_from(ClusterParams const& cluster, ScheduleParams const& schedule) {
+  if (cuts_tiles(schedule, cluster.size > 1 ? kCutsClusters : kCutsWholeTiles)) { return WorkFrom::kSchedule; }
+  return cluster.size > 0 ? WorkFrom::kClusters : WorkFrom::kDrawnTiles;
 }
 
 // Units of a chunk that a CTA has not taken yet.

@@ -874,7 +874,7 @@ TEST_CASE("plan: batch invariance has room for every split of the sequences with
   Plan const made = plan(p, card(132));
   KernelPlan const& decode = made.kernels.back();
   CHECK(decode.most_tiles == 8 * 8);
-  CHECK(decode.partial_slots == 8 * 8 * 3);  // 4096 keys each, and one more where a page does not begin a block
+  CHECK(decode.partial_slots == 8 * 8 * 9);  // 1024 keys each, and one more where a page does not begin a block
   CHECK(made.kernels.at(0).partial_slots == 0);
 }
 
@@ -996,7 +996,12 @@ TEST_CASE("plan: clusters share the tiles of a call with few of them, as far as 
   CHECK(cluster(1, 8192, 2) == 2);
   CHECK(cluster(1, 8192, 3) == 2);
   CHECK(cluster(1, 100, 0) == 1);         // one block
-  CHECK(cluster(16, 8192, 0) == 1);       // 128 tiles fill the card
+  CHECK(cluster(16, 4096, 0) == 1);       // 128 tiles fill the card
+  CHECK(cluster(16, 8192, 0) == 0);       // and are so long that it counts whether lengths differ
+  CHECK(cluster(16, 8192, 1) == 1);       // but none may be cut
+  CHECK(cluster(9, 4096, 0) == 0);        // 72 tiles: some SMs would share their way to memory, and others be done
+  CHECK(cluster(17, 8192, 0) == 0);       // 4 behind a full round
+  CHECK(cluster(17, 1024, 0) == 1);       // not for so few keys
   CHECK(cluster(64, 8192, 0) == 1);       // more tiles than blocks, drawn
   CHECK(cluster(64, 8193, 0) == 0);       // longer than that
   CHECK(cluster(64, 200, 0) == 1);        // and short
@@ -1455,8 +1460,9 @@ TEST_CASE("plan: a few long tiles are shared by several clusters, whose results 
   CHECK(several(made(1, 131072, 0)) == std::pair(8, 14));
   CHECK(several(made(2, 131072, 0)) == std::pair(8, 7));
   CHECK(several(made(3, 131072, 0)) == std::pair(8, 4));
-  CHECK(several(made(4, 131072, 0)) == std::pair(16, 1));  // fill half of the card
-  CHECK(several(made(1, 8192, 0)) == std::pair(16, 1));    // too short to be merged twice
+  CHECK(several(made(4, 65536, 0)) == std::pair(16, 1));  // fill half of the card
+  CHECK(made(4, 131072, 0).cluster == 0);                 // and are so long that it counts whether lengths differ
+  CHECK(several(made(1, 8192, 0)) == std::pair(16, 1));   // too short to be merged twice
   CHECK(several(made(1, 131072, 40)) == std::pair(8, 5));
   CHECK(several(made(1, 131072, 20)) == std::pair(16, 1));
   Plan const one = made(1, 131072, 0);
@@ -1490,7 +1496,7 @@ TEST_CASE("plan: explain tells why a tile is shared by so many blocks, or by non
   Problem one_split = ragged(1, 4096, 128, 4);
   one_split.batch_invariant = true;
   one_split.num_splits = 0;
-  CHECK(explains(plan(one_split, card(132)), "1: no sequence has more than the 4096 keys of a split"));
+  CHECK(explains(plan(one_split, card(132)), "1: no sequence has more than the 4096 keys of one part"));
 }
 
 TEST_CASE("plan: with batch invariance, metadata serve packed queries that all count, on one rank") {
@@ -1616,7 +1622,7 @@ TEST_CASE(
   CHECK_FALSE(made(64, 64).next_starts_early);  // with head dim 64 an SM would hold blocks of both calls
 }
 
-TEST_CASE("ctas_of_few_tiles: the blocks of calls that leave clusters to the schedule, whatever their bounds") {
+TEST_CASE("readers_of_few: the blocks of calls that leave clusters to the schedule, whatever their bounds") {
   int by_schedule = 0;
   for (int const batch : {1, 2, 3, 7, 16, 31, 32}) {
     for (auto const& [heads_q, heads_k] : {std::pair(8, 1), {8, 2}, {32, 8}, {4, 4}}) {
@@ -1631,8 +1637,9 @@ TEST_CASE("ctas_of_few_tiles: the blocks of calls that leave clusters to the sch
             if (made.cluster_if_alike == 0 && !made.draws_if_whole) { continue; }
             CAPTURE(made.explain());
             ++by_schedule;
-            CHECK(made.ctas == ctas_of_few_tiles(p, card(sms)));
-            CHECK(made.ctas_of_few_tiles == made.ctas);
+            CHECK(made.ctas == readers_of_few(p, card(sms)).of_few_tiles);
+            CHECK(made.ctas == made.readers.of_few_tiles);
+            CHECK(made.cluster_if_alike <= made.readers.cluster);
           }
         }
       }
@@ -1641,8 +1648,8 @@ TEST_CASE("ctas_of_few_tiles: the blocks of calls that leave clusters to the sch
   CHECK(by_schedule > 300);
   Problem fixed = ragged(1, 131'072, 128, 16);
   fixed.batch_invariant = true;
-  CHECK(ctas_of_few_tiles(fixed, card(132)) == 0);
-  CHECK(ctas_of_few_tiles(ragged(1, 131'072, 96, 16), card(132)) == 0);  // a tile of 64 rows
+  CHECK(readers_of_few(fixed, card(132)).of_few_tiles == 0);
+  CHECK(readers_of_few(ragged(1, 131'072, 96, 16), card(132)).of_few_tiles == 0);  // a tile of 64 rows
 }
 
 TEST_CASE("plan_with: clusters can be forced and forbidden") {

@@ -76,6 +76,16 @@ inline std::vector<int> model_metadata(ScheduleKernelParams const& params) {
     int& most = longest[place.decode ? 1 : 0];
     if (place.work.tiles > 0) { most = std::max(most, place.work.units); }
   }
+  WholeTiles of_decode, of_all;  // of one head group
+  for (ModelPlace const& place : places) {
+    if (place.work.tiles == 0) { continue; }
+    of_all.tiles += place.work.tiles;
+    of_all.units += place.work.sum();
+    of_decode.tiles += place.decode ? place.work.tiles : 0;
+    of_decode.units += place.decode ? place.work.sum() : 0;
+  }
+  of_decode.most = longest[1];
+  of_all.most = std::max(longest[0], longest[1]);
   round_up_units(params.few_tiles, places);
   auto const stride = static_cast<std::size_t>(schedule_stride(params.sequences.batch));
   std::vector<int> order(stride), tiles_until(stride), units_until(stride), facts(stride);
@@ -94,6 +104,12 @@ inline std::vector<int> model_metadata(ScheduleKernelParams const& params) {
   }
   facts[kMostUnitsPrefill] = longest[0];
   facts[kMostUnitsDecode] = longest[1];
+  long long const groups = params.few_tiles.head_groups;
+  auto const cuts = [&](WholeTiles const& of) {
+    return cuts_of({groups * of.tiles, groups * of.units, of.most}, params.readers);
+  };
+  facts[kCutsDecode] = cuts(of_decode);
+  facts[kCutsAll] = cuts(of_all);
   std::vector<int> metadata{0};
   for (auto const& part : {order, tiles_until, units_until, facts}) {
     metadata.insert(metadata.end(), part.begin(), part.end());

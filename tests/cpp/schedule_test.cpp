@@ -111,8 +111,9 @@ ScheduleKernelParams schedule_kernel_of(Call const& call) {
   Problem const& problem = call.problem;
   int const packed = scheduled_packing(problem.heads_q, problem.heads_k);
   TileUse const few = few_queries_use(problem.head_dim, problem.head_dim_v, packed, call.plan.fixed_splits);
-  FewTiles const few_tiles{ctas_of_few_tiles(problem, card(call.sm_count)), problem.heads_q / packed, kLeastUnits};
-  return {call.sequences, problem.mask, shape(TileUse::kRagged), shape(few), few_tiles, nullptr};
+  FewReaders const readers = readers_of_few(problem, card(call.sm_count));
+  FewTiles const few_tiles{readers.of_few_tiles, problem.heads_q / packed, kLeastUnits};
+  return {call.sequences, problem.mask, shape(TileUse::kRagged), shape(few), few_tiles, readers, nullptr};
 }
 
 struct Request {
@@ -359,7 +360,7 @@ std::string run_drawing(AttentionParams const& params, KernelPlan const& kernel,
 
 // What the scheduler warp of a kernel of few queries takes its work from.
 WorkFrom work_of(AttentionParams const& params) {
-  if (params.cluster.by_schedule) { return work_from(params.cluster, Schedule(params.schedule)); }
+  if (params.cluster.by_schedule) { return work_from(params.cluster, params.schedule); }
   return work_from(params);
 }
 
@@ -2087,6 +2088,59 @@ TEST_CASE("sequence_at: whatever the tensors hold, rows stay inside the memory t
     REQUIRE((s.k_row >= 0 && s.len.k >= 0 && s.k_memory >= s.len.k && s.k_row + s.k_memory == p.capacity_k));
     REQUIRE((s.len.k_total >= 0 && s.len.k_total <= 1 << 29));
     REQUIRE((p.cache_batch_idx == nullptr || s.len.k == 0 || (s.k_batch >= 0 && s.k_batch < p.cache_batches)));
+  }
+}
+
+TEST_CASE(
+    "fixed_parts: of a quarter of the longest whole tile, at most 32 up to 32 times as many keys, then of so many") {
+  for (auto const& [blocks, parts] : std::vector<std::pair<int, int>>{{0, 1},
+                                                                      {1, 1},
+                                                                      {32, 1},
+                                                                      {33, 5},
+                                                                      {64, 8},
+                                                                      {65, 9},
+                                                                      {256, 32},
+                                                                      {257, 32},
+                                                                      {1024, 32},
+                                                                      {1025, 33},
+                                                                      {4096, 128}}) {
+    CAPTURE(blocks);
+    CHECK(fixed_parts(blocks, 32) == parts);
+  }
+}
+
+TEST_CASE("cutting_pays: where shared units were faster than whole tiles on an H200, and where not") {
+  struct Case {
+    char const* why;
+    WholeTiles of;
+    int size;
+    bool pays;
+  };
+  auto const alike = [](int tiles, int blocks) { return WholeTiles{tiles, std::int64_t{tiles} * blocks, blocks}; };
+  for (Case const& c : {
+           Case{"one for each pair of SMs", alike(64, 64), 1, false},
+           Case{"as many as CTAs", alike(128, 64), 1, false},
+           Case{"two full rounds", alike(256, 64), 1, false},
+           Case{"a last round that reads as fast as memory allows", alike(200, 64), 1, false},
+           Case{"pairs of SMs with one tile and with two", alike(72, 64), 1, true},
+           Case{"the same, short", alike(72, 16), 1, false},
+           Case{"the same, nearly all with two", alike(120, 64), 1, false},
+           Case{"four behind a full round", alike(136, 64), 1, true},
+           Case{"four short ones", alike(136, 16), 1, false},
+           Case{"28 behind a full round", alike(160, 64), 1, true},
+           Case{"few long ones", alike(8, 256), 1, true},
+           Case{"few short ones", alike(8, 12), 1, false},
+           Case{"clusters of two, 80 CTAs", alike(40, 64), 2, false},
+           Case{"the same, long", alike(40, 256), 2, true},
+           Case{"clusters that take all CTAs", alike(16, 256), 8, false},
+           Case{"one of 32k among 24, in clusters of 4", {24, 2313, 255}, 4, true},
+           Case{"one of 8k among 32", {32, 640, 64}, 1, true},
+           Case{"of all lengths, two rounds", {256, 4 * 2100, 64}, 1, false},
+           Case{"one of 64k among 192", {192, 36'600, 512}, 1, true},
+           Case{"none", {0, 0, 0}, 1, false},
+       }) {
+    CAPTURE(c.why);
+    CHECK(cutting_pays(c.of, c.size, 132) == c.pays);
   }
 }
 

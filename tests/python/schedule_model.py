@@ -53,11 +53,13 @@ class Shape:
 
 @dataclass(frozen=True)
 class Shapes:
-    """The tile for many queries and the one for few; split_keys: of a split, if these do not depend on the batch."""
+    """The tile for many queries and the one for few; whole_keys: of the longest tile of few queries in one part, if parts
+    do not depend on the batch.
+    """
 
     prefill: Shape
     decode: Shape
-    split_keys: int = 0
+    whole_keys: int = 0
 
 
 def blocks_of_tile(mask: Mask, queries: Any, keys: Any, first_row: Any, last_row: Any, block: int) -> Any:
@@ -107,26 +109,36 @@ class Work:
         return np.lexsort((-self.step(), self.decode))
 
 
+LEAST_UNITS_OF_FEW_QUERIES = 4  # of a tile
+
+
+def fixed_parts(blocks: np.ndarray, whole: int) -> np.ndarray:
+    """Parts of tiles that follow from their blocks: of a quarter of `whole`, at most 32 up to 32 times that, then of that."""
+    cut = np.maximum(np.minimum(-(-4 * blocks // whole), 32), -(-blocks // whole))
+    return np.where(blocks <= whole, 1, cut)
+
+
 def work_of(q_lengths: Any, k_lengths: Any, mask: Mask, shapes: Shapes) -> Work:
     queries, keys = (np.asarray(x, dtype=np.int64) for x in (q_lengths, k_lengths))
     decode = queries <= shapes.decode.queries
 
-    def of(shape: Shape, splits: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def of(shape: Shape, few: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         tiles = -(-queries // shape.queries)
         units = blocks_of_tile(
             mask, queries, keys, np.maximum(queries - shape.queries, 0), queries - 1, shape.keys
         )  # the last tile
         first = units
-        if shapes.split_keys:
-            first = units = -(-units // (shapes.split_keys // shape.keys)) if splits else np.ones_like(units)
+        if shapes.whole_keys:
+            first = units = fixed_parts(units, shapes.whole_keys // shape.keys) if few else np.ones_like(units)
         elif mask.left < 0 and mask.chunk == 0:
             rows = queries - np.maximum(tiles - 1, 0) * shape.queries
             first = blocks_of_tile(mask, queries, keys, np.zeros_like(rows), rows - 1, shape.keys)
-        units = np.where(queries == 0, 1, np.maximum(1, units))
+        least = LEAST_UNITS_OF_FEW_QUERIES if few and not shapes.whole_keys else 1
+        units = np.where(queries == 0, least, np.maximum(least, units))
         return tiles, units, np.where(tiles <= 1, units, np.clip(first, 1, units))
 
-    few, many = of(shapes.decode, True), of(shapes.prefill, False)
-    tiles, units, least = (np.where(decode, a, b) for a, b in zip(few, many, strict=True))
+    of_few, of_many = of(shapes.decode, True), of(shapes.prefill, False)
+    tiles, units, least = (np.where(decode, a, b) for a, b in zip(of_few, of_many, strict=True))
     return Work(decode, tiles, units, least)
 
 
@@ -170,9 +182,11 @@ def in_whole_chunks(work: Work, call: Call) -> np.ndarray:
 
 
 def metadata(work: Work, call: Call = Call()) -> np.ndarray:
-    """(1 + 4 * stride,) int32: the counter at 0, then ARRAYS."""
+    """(1 + 4 * stride,) int32: the counter at 0, then ARRAYS. The last two facts, whether it pays to cut tiles, are left at
+    0: see `decisions_at`.
+    """
     size = len(work.tiles)
-    stride = -(-size // 4) * 4
+    stride = -(-size // 8) * 8
     order = work.order()
     found = np.zeros((4, stride), dtype=np.int64)
     found[0, :size] = order
@@ -184,6 +198,12 @@ def metadata(work: Work, call: Call = Call()) -> np.ndarray:
         found[3, place] = max(work.units[chosen & (work.tiles > 0)], default=0)
     assert found.max(initial=0) < 2**31, "more units than metadata can count"
     return np.concatenate([[0], found.ravel()]).astype(np.int32)
+
+
+def decisions_at(size: int) -> slice:
+    """Where the metadata of so many sequences say whether it pays to cut tiles: a choice, which the C++ tests know."""
+    stride = -(-size // 8) * 8
+    return slice(1 + 3 * stride + 4, 1 + 3 * stride + 6)
 
 
 @dataclass(frozen=True)
@@ -255,9 +275,9 @@ def shapes_of(head_dim: int, head_dim_v: int, heads_q: int, heads_k: int, batch_
         slab = min(rows, 64)  # rows that heads share
         return Shape(slab // packed * (rows // slab), keys)
 
-    split = re.search(r"^splits: every (\d+) keys", text, re.MULTILINE)
+    whole = re.search(r"^splits: those of few queries with more than (\d+) keys", text, re.MULTILINE)
     return Shapes(
         shape(r"(?:the others: )?prefill"),
         shape("sequences with few queries: decode"),
-        int(split[1]) if split and batch_invariant else 0,
+        int(whole[1]) if whole and batch_invariant else 0,
     )

@@ -56,7 +56,14 @@ ORDER = int32(2, 0, 1)
 
 def metadata(order=ORDER, tiles=(1, 2, 3), units=(4, 9, 10), behind=(), drawn=0, facts=(0, 0, 9, 0)):
     """Of three sequences with queries, which are few."""
-    return int32(drawn, *order, 0, *tiles, 0, *units, 0, *facts, *behind)
+    return laid_out(drawn, order, tiles, units, facts, *behind)
+
+
+def laid_out(drawn, order, tiles, units, facts, *behind):
+    """The counter, then arrays of 8 places."""
+    return int32(
+        drawn, *(x for array in (order, tiles, units, facts) for x in (*array, *[0] * (8 - len(array)))), *behind
+    )
 
 
 RIGHT = {
@@ -139,9 +146,9 @@ RIGHT = {
         "cu_seqlens_k": int32(0),
         "scheduler_metadata": int32(0),
     },
-    "the schedule of CPU tensors in a longer buffer": {**PAGED, "scheduler_metadata": int32(*[0] * 17, 5)},
+    "the schedule of CPU tensors in a longer buffer": {**PAGED, "scheduler_metadata": int32(*[0] * 33, 5)},
     "offsets of new keys without new keys": {**CACHE, "cu_seqlens_k_new": int32(0, 3, 8)},
-    "the schedule of CPU tensors": {**PAGED, "scheduler_metadata": np.zeros(17, np.int32)},
+    "the schedule of CPU tensors": {**PAGED, "scheduler_metadata": np.zeros(33, np.int32)},
     "ranks": {**CACHE, "cp_world_size": 3, "cp_rank": 1, "cp_tot_seqused_k": int32(24, 10)},
 }
 WRONG = [
@@ -223,7 +230,7 @@ WRONG = [
     ("cp_tot_seqused_k: of sequence 1 is -2, must not be negative", CACHE, {"cp_tot_seqused_k": int32(16, -2)}),
     ("window_size: must be -1 .unlimited. or at least 0 on both sides, found .-2, 0", CACHE, {"window_size": (-2, 0)}),
     ("attention_chunk: must be at least 0", CACHE, {"attention_chunk": -1}),
-    ("scheduler_metadata: must have at least 17 elements for 3 sequences, found 16", PAGED,
+    ("scheduler_metadata: must have at least 33 elements for 3 sequences, found 32", PAGED,
         {"scheduler_metadata": metadata()[:-1]}),
     ("scheduler_metadata: must have 1 dim", PAGED, {"scheduler_metadata": metadata()[None]}),
     ("scheduler_metadata: place 1 has sequence 3, but there are 3", PAGED, {"scheduler_metadata": metadata((2, 3, 1))}),
@@ -235,7 +242,7 @@ WRONG = [
         {"scheduler_metadata": metadata(units=(-4, 3, 4))}),
     ("scheduler_metadata: the counter of drawn items, element 0, must be 0 between calls, found 7", PAGED,
         {"scheduler_metadata": metadata(drawn=7)}),
-    ("scheduler_metadata: the counter of drawn items, element 16, must be 0 between calls, found -1", PAGED,
+    ("scheduler_metadata: the counter of drawn items, element 28, must be 0 between calls, found -1", PAGED,
         {"scheduler_metadata": metadata(facts=(2, 4, 9, -1))}),
     ("scheduler_metadata: 4 places are of prefill, but there are 3", PAGED,
         {"scheduler_metadata": metadata(facts=(4, 4, 9, 0))}),
@@ -247,7 +254,7 @@ WRONG = [
     ("scheduler_metadata: place 2 has 1 tiles, but its sequence, 1, has 0 queries", VARLEN,
         {"scheduler_metadata": metadata()}),
     ("scheduler_metadata: place 0 has 0 tiles, but its sequence, 1, has 1 queries", CACHE,
-        {"scheduler_metadata": int32(0, 1, 0, 0, 0, *[0] * 12)}),
+        {"scheduler_metadata": laid_out(0, (1, 0), (), (), ())}),
     ("scheduler_metadata: was made for other lengths: place 1 has 2 tiles, but its sequence, 0, is among those of few",
         PAGED, {"scheduler_metadata": metadata(tiles=(1, 3, 4))}),
     ("scheduler_metadata: was made for other lengths: sequence 2 with 6 queries is among those of few queries, "
@@ -259,7 +266,7 @@ WRONG = [
         "tiles of 3 queries hold those of most others", VARLEN,
         {"scheduler_metadata": metadata(tiles=(2, 11, 11), units=(4, 19, 19), facts=(3, 2, 0, 0))}),
     ("scheduler_metadata: was made for other lengths: sequence 0 is among those of few queries, at most 64, but has 65",
-        {**CACHE, "q": shaped(2, 65, 4, 64)}, {"scheduler_metadata": int32(0, 0, 1, 0, 0, 1, 2, 2, 2, 1, 2, 2, 2, 0, 0, 1, 0)}),
+        {**CACHE, "q": shaped(2, 65, 4, 64)}, {"scheduler_metadata": laid_out(0, (0, 1), (1, 2), (1, 2), (0, 0, 1, 0))}),
 ]  # fmt: skip
 
 
@@ -361,13 +368,13 @@ def test_pages_that_no_query_sees_are_those_of_the_mask(world):
 
 
 def test_a_schedule_of_zeros_on_a_gpu(monkeypatch):
-    zeros = np.zeros(17, np.int32).view(type("OnGpu", (np.ndarray,), {"is_cuda": True}))
+    zeros = np.zeros(33, np.int32).view(type("OnGpu", (np.ndarray,), {"is_cuda": True}))
     with pytest.raises(ValueError, match="^scheduler_metadata: places 0 and 1 both have sequence 0"):
         hopper_attention.check_metadata(**PAGED, scheduler_metadata=zeros)
 
 
 def test_a_schedule_of_zeros_for_one_sequence_on_a_gpu():
-    zeros = np.zeros(17, np.int32).view(type("OnGpu", (np.ndarray,), {"is_cuda": True}))
+    zeros = np.zeros(33, np.int32).view(type("OnGpu", (np.ndarray,), {"is_cuda": True}))
     given = {"q": shaped(1, 1, 4, 64), "k": shaped(1, 8, 2, 64), "scheduler_metadata": zeros}
     with pytest.raises(ValueError, match="^scheduler_metadata: place 0 has 0 tiles"):
         hopper_attention.check_metadata(**given)

@@ -24,7 +24,7 @@ MASKS = {
     "chunk and window": Mask(4, 6, 9),
 }
 SMALL = Shapes(Shape(6, 5), Shape(2, 4))
-SMALL_FIXED = Shapes(Shape(6, 5), Shape(2, 4), split_keys=8)
+SMALL_FIXED = Shapes(Shape(6, 5), Shape(2, 4), whole_keys=8)
 
 
 def sees(mask: Mask, queries: int, keys: int) -> np.ndarray:
@@ -106,10 +106,10 @@ def test_cuts_are_equal_within_one_block():
 
 def test_fixed_cuts_follow_from_the_sequence_alone():
     """batch_invariant: a unit is a split, as many of a sequence as it has in a batch of its own."""
-    lengths = [(1, 7), (2, 8), (1, 9), (2, 40), (20, 300), (0, 50), (1, 16), (1, 17)]
+    lengths = [(1, 7), (2, 8), (1, 9), (2, 40), (20, 300), (0, 50), (1, 16), (1, 17), (1, 257), (2, 1000)]
     together = schedule_model.work_of(*zip(*lengths, strict=True), Mask(right=0), SMALL_FIXED)
-    assert together.units.tolist() == [1, 1, 2, 5, 1, 1, 2, 3]
-    assert together.tiles.tolist() == [1, 1, 1, 1, 4, 0, 1, 1]
+    assert together.units.tolist() == [1, 1, 6, 20, 1, 1, 8, 10, 33, 125]
+    assert together.tiles.tolist() == [1, 1, 1, 1, 4, 0, 1, 1, 1, 1]
     for b, (queries, keys) in enumerate(lengths):
         alone = schedule_model.work_of([queries], [keys], Mask(right=0), SMALL_FIXED)
         assert (alone.tiles[0], alone.units[0]) == (together.tiles[b], together.units[b])
@@ -124,7 +124,7 @@ def test_every_sequence_has_one_place_the_longest_first(shapes, seed):
     keys = [r.choice((0, 1, 30, r.randint(0, 3000), r.randint(0, 200_000))) for _ in range(size)]
     work = schedule_model.work_of(queries, keys, MASKS[r.choice(list(MASKS))], shapes)
     numbers = schedule_model.metadata(work)
-    stride = -(-size // 4) * 4
+    stride = -(-size // 8) * 8
     assert numbers.dtype == np.int32 and numbers.shape == (1 + 4 * stride,) and numbers[0] == 0
     order, tiles, units, facts = numbers[1:].reshape(4, stride).tolist()
     assert sorted(order[:size]) == list(range(size)) and set(order[size:]) <= {0}
@@ -157,7 +157,8 @@ def test_units_are_the_blocks_of_a_full_last_tile():
         shape, tiles = tiles_of(queries, SMALL)
         assert work.tiles[0] == len(tiles)
         last = range(max(0, queries - shape.queries), queries)
-        assert work.units[0] == max(1, len(blocks_seen(mask, queries, keys, last, shape.keys)))
+        least = schedule_model.LEAST_UNITS_OF_FEW_QUERIES if work.decode[0] else 1
+        assert work.units[0] == max(least, len(blocks_seen(mask, queries, keys, last, shape.keys)))
 
 
 def test_tiles_are_read_from_the_plan():
@@ -166,7 +167,7 @@ def test_tiles_are_read_from_the_plan():
     """
     assert schedule_model.shapes_of(128, 128, 8, 2, False) == Shapes(Shape(48, 80), Shape(4, 128))
     fixed = schedule_model.shapes_of(128, 128, 8, 2, True)
-    assert fixed.decode == Shape(16, 128) and fixed.split_keys % 128 == 0 and fixed.split_keys > 0
+    assert fixed.decode == Shape(16, 128) and fixed.whole_keys % 128 == 0 and fixed.whole_keys > 0
     assert schedule_model.shapes_of(64, 64, 8, 8, False).prefill == Shape(192, 128)
     assert schedule_model.shapes_of(192, 128, 128, 1, False).decode == Shape(1, 64)
 
@@ -179,7 +180,7 @@ def test_random_steps_of_the_gpu_test_are_countable_and_varied():
     for size in on_gpu.SIZES:
         for number in range(on_gpu.STEPS if size <= 4096 else 3):
             step = on_gpu.random_step(size, number)
-            stride = -(-size // 4) * 4
+            stride = -(-size // 8) * 8
             order, _, _, facts = on_gpu.of_model(step)[1:].reshape(4, stride)
             seen |= {("invariant", step.batch_invariant), ("leftpad", step.leftpad is not None), type(step.new)}
             seen |= {step.dims, step.heads, ("prefill", facts[0] > 0), ("decode", facts[0] < size)}

@@ -214,7 +214,7 @@ std::vector<Case> make() {
       decode("decode: pages of 1, splits", {500, 3}, 1),
       decode("decode: pages of 4", {300, 65}, 4),
       but(decode("decode: metadata", {900, 64, 200}, 64), [](Case& c) { c.metadata = true; }),
-      but(decode("decode: batch_invariant, two splits of fixed size", {2100}, 16),
+      but(decode("decode: batch_invariant, five parts that follow from the keys", {4300}, 16),
           [](Case& c) {
             c.heads_q = 2;
             c.heads_k = 1;

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
+from hopper_attention.bench.case import Case
 from hopper_attention.bench.inputs import Inputs, sequence_kv
-from hopper_attention.bench.suites import Case
 from hopper_attention.testing import gates
 
 SEQUENCES = 8

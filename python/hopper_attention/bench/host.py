@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from hopper_attention.bench.case import Case
 from hopper_attention.bench.peers import Implementation
-from hopper_attention.bench.suites import Case
 
 ADD_US = 5.2  # torch.add where the limits below were set
 ONE_LAUNCH_US = 6.0  # out and LSE given

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from hopper_attention.bench.suites import Case
+from hopper_attention.bench.case import Case
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 COLD_BYTES = 250e6  # K and V that the input sets of a decode case read: five times the L2 of an H200

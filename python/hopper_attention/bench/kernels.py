@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hopper_attention.bench import timing
-from hopper_attention.bench.suites import Case, decode_case
+from hopper_attention.bench.case import Case
+from hopper_attention.bench.suites import decode_case
 
 SUITES = ("mixed", "decode")
 TRAFFIC = 100e6  # bytes that combine and merge move in one call

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from hopper_attention.bench import fa3
-from hopper_attention.bench.suites import Case
+from hopper_attention.bench.case import Case
 
 PEERS = ("cudnn", "flash", "triton", "fa3")
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from hopper_attention.bench import record, timing
+from hopper_attention.bench.case import Case
 from hopper_attention.bench.peers import Implementation, Prepared
-from hopper_attention.bench.suites import Case
 
 if TYPE_CHECKING:
     from hopper_attention.bench import check

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from hopper_attention.bench.suites import Case
+from hopper_attention.bench.case import Case
 
 CASES = [
     Case("io", "full 4k, b4, 16 heads", 4, 4096, 4096, 16, 16, 128, causal=False),

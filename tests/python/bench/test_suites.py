@@ -10,14 +10,14 @@ import sys
 import pytest
 
 from hopper_attention.bench import host, record, suites, traffic
-from hopper_attention.bench.suites import Case
+from hopper_attention.bench.case import CALLS, Case
 
 ALL = suites.select("all", None) + host.CASES + traffic.CASES
 
 
 @pytest.mark.parametrize("case", ALL, ids=lambda case: f"{case.suite}: {case.name}")
 def test_a_case_is_well_formed(case):
-    assert case.call in suites.CALLS
+    assert case.call in CALLS
     assert case.heads_q % case.heads_k == 0
     assert len(case.k_lengths) == len(case.q_lengths) == case.batch
     assert max(case.k_lengths) == case.seqlen_k and min(case.k_lengths) >= 1

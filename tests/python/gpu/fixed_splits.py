@@ -42,9 +42,9 @@ def plan_of(batch: Batch, **changes) -> hopper_attention.Plan:
 
 
 def cut_sequences(batch: Batch) -> list[int]:
-    """Sequences whose keys lie in several splits of fixed size; none on several ranks, where parts are counted by rank."""
+    """Sequences whose keys are cut in parts that follow from them alone; none on several ranks, where parts are counted by rank."""
     plan = plan_of(batch)
-    said = re.search(r"^splits: every (\d+) keys", "\n".join(plan.reasons), re.MULTILINE)
+    said = re.search(r"^splits: those of few queries with more than (\d+) keys", "\n".join(plan.reasons), re.MULTILINE)
     if said is None or batch.cp_world > 1:
         return []
     most_queries = MOST_ROWS // plan.packed_heads
