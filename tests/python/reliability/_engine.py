@@ -98,7 +98,7 @@ class Engine:
         self.cu = torch.zeros(m.sequences + 1, dtype=torch.int32, device=device)
         self.used = torch.zeros(m.sequences, dtype=torch.int32, device=device)
         self.table = torch.full((m.sequences, self.width), UNUSED_SLOT, dtype=torch.int32, device=device)
-        self.metadata = torch.zeros(1 + 4 * (-(-m.sequences // 4) * 4), dtype=torch.int32, device=device)
+        self.metadata = torch.zeros(1 + 4 * (-(-m.sequences // 8) * 8), dtype=torch.int32, device=device)
         lse_shape = (m.sequences, m.heads_q, 1) if len(rows) == 2 else (m.heads_q, self.tokens)
         self.out = [torch.empty(*rows, m.heads_q, m.head_dim_v, dtype=dtype, device=device) for _ in self.q]
         self.lse = [torch.empty(lse_shape, device=device) for _ in self.q]
