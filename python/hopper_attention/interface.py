@@ -83,9 +83,9 @@ def flash_attn_func(
     fp32: a logit per head in the denominator. num_splits: how many parts the keys of a tile may be cut into that are
     merged through the workspace; 0 lets the plan choose, 1 to 256 is an upper bound. sm_margin: SMs left free.
     batch_invariant: the bits of a sequence's result depend on that sequence alone, not on other sequences, num_splits,
-    max_seqlen_* or whether metadata is given. That costs time (batches of 32 and more up to a fifth, one sequence up to
-    five times; figures are in the README) and workspace: a slot for every 4,096 keys that a sequence of few queries may
-    have.
+    max_seqlen_* or whether metadata is given. That costs time (batches of 32 and more up to a quarter, one sequence up to
+    five times; figures are in docs/speed.md) and workspace: up to 32 slots for each sequence of few queries with up to
+    128k keys, behind that one for every 4,096.
 
     out (B, Sq, Hq, Dv), dtype of q: written and returned; must not overlap an input. softmax_lse (B, Hq, Sq) float32,
     contiguous: filled if given. workspace: (bytes,) uint8, 16-byte aligned, with any contents, of
