@@ -33,7 +33,7 @@ constexpr std::int64_t kBytesWorthMoreReaders = std::int64_t{384} << 10;
 constexpr int kSharesOfOneSequence = 4;
 
 // Four ninths of the SMs read nearly as fast as all; where an SM holds two blocks, of which one reads half as fast as
-// both, so many blocks as SMs.
+// both, as many blocks as SMs do.
 bool leaves_most_idle(PlanRequest const& request, std::int64_t ctas, int per_sm = 1) {
   std::int64_t const sms = request.available_sms();
   return per_sm == 1 ? 9 * ctas < 4 * sms : 2 * ctas <= sms;

@@ -15,8 +15,7 @@
 
 namespace hopper_attention {
 
-// All but what tensors say. `readers`: see readers_of_few(). Raises NotImplemented if no kernel holds the head
-// dims.
+// All but what tensors say. `readers`: see readers_of_few(). Raises NotImplemented if no kernel holds the head dims.
 ScheduleKernelParams schedule_kernel_params(Problem const& problem, FewReaders const& readers);
 
 // What the boxes of a kernel's tensor maps are made of.

@@ -19,8 +19,8 @@ inline constexpr int kLeastUnits = 2;
 // Key blocks of a tile that a thread block computes about as fast as parts of it are merged.
 inline constexpr int kFewBlocksOfTile = 12;
 
-// Units of a tile of few queries, at least: where all blocks read as fast as memory allows, one of few keys takes as
-// long, 5 to 9 us, and a chunk of many would be done late (32 sequences of 8k and 32 of 43 keys: 404 us for 241).
+// Units of a tile of few queries, at least: where all blocks read as fast as memory allows, one of few keys takes about
+// as long as so many.
 inline constexpr int kLeastUnitsOfFewQueries = 4;
 
 // Query rows of a sequence. Of one sequence alone, at most as many as q has, whatever the bound on its length is.
