@@ -183,7 +183,7 @@ LENGTHS, STARTS = np.array([3, 9], np.int32), np.array([0, 4, 9], np.int32)
         {"cu_seqlens_q": STARTS},
         {"cu_seqlens_k_new": STARTS},
         {"cache_leftpad": LENGTHS},
-        {"out": np.ones(20, np.int32)},
+        {"out": np.ones(40, np.int32)},
     ],
     ids=lambda given: next(iter(given)),
 )
