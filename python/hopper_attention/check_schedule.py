@@ -8,6 +8,11 @@ MOST_TILE_QUERIES = 256  # at least as many as a tile of any kernel holds
 MOST_FEW_QUERIES = 64  # of a sequence that counts as one of few queries: kSlabRows in src/kernels/tile_geometry.h
 
 
+def schedule_stride(batch: Any) -> Any:
+    """Places of each array of the metadata, as in src/kernels/schedule.h; of a symbolic batch, too."""
+    return (batch + 7) // 8 * 8
+
+
 def first_pair(x: Any) -> tuple[int, int] | None:
     """Where a value stands twice."""
     import numpy as np
@@ -26,7 +31,7 @@ def check_schedule(found: Any, on_gpu: bool, rows: Any, queries: Any) -> None:
     seqused_q, which schedules do not know; queries: those that count.
     """
     batch = len(rows)
-    stride = (batch + 7) // 8 * 8
+    stride = schedule_stride(batch)
     size = 1 + 4 * stride
     if len(found) < size:
         raise ValueError(

@@ -59,7 +59,7 @@ struct PlanRequest {
   bool mixes_decode_tiles() const;
   TileUse many_use() const { return problem.softcap == 0.0F ? TileUse::kRagged : TileUse::kCapped; }
 
-  // Of the longest sequence that there may be: tiles, and their key blocks or splits of fixed size.
+  // Of the longest sequence that there may be: tiles, and their key blocks, or parts that do not depend on the batch.
   SequenceWork work_of_sequence(TileConfig const& tile) const;
   // Key blocks that a tile of few queries may have, a bound on their keys, and a block's bytes of K and V.
   std::int64_t blocks_of_tile(TileConfig const& tile) const;
@@ -111,7 +111,7 @@ int cluster_size(PlanRequest const& request);
 bool draws_tiles(PlanRequest const& request);
 // Why tiles of few queries are not shared by clusters of `size` blocks; nullptr: they may be.
 char const* reason_against_cluster(PlanRequest const& request, TileConfig const& tile, int size);
-// A split of fixed size holds every tile of few queries, so that none is cut.
+// One part holds every tile of few queries with batch_invariant, so that none is cut.
 bool fits_one_split(PlanRequest const& request, TileConfig const& tile);
 // Whether tiles of few queries that are all as long as they may be had better be cut than taken by `size` blocks each.
 bool cutting_pays_if_alike(PlanRequest const& request, TileConfig const& tile, int size);

@@ -9,8 +9,8 @@
 
 namespace hopper_attention {
 
-// Keys of the longest tile in one part, if parts do not depend on the batch (fixed_parts()): batches of 32 and more are
-// then as fast as without batch invariance, and need no schedule.
+// Keys of the longest tile in one part, if parts do not depend on the batch (fixed_parts()). Batches of 32 and more of
+// such tiles are as fast as without batch invariance, and need no schedule.
 inline constexpr int kFixedSplitKeys = 4096;
 
 // Key blocks that a thread block takes at least: fewer cost more to merge than to compute.

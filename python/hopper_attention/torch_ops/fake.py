@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from hopper_attention.check_schedule import schedule_stride
 from hopper_attention.torch_ops import fake_checks
 
 
@@ -57,5 +58,5 @@ def merge_states(given: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
 def scheduler_metadata(given: dict[str, Any]) -> torch.Tensor:
     """1 + 4 round_up(B, 8) int32."""
     fake_checks.schedule_options(given)
-    size = 1 + 4 * ((given["batch_size"] + 7) // 8 * 8)
+    size = 1 + 4 * schedule_stride(given["batch_size"])
     return given["cache_seqlens"].new_empty((size,), dtype=torch.int32)
