@@ -273,7 +273,7 @@ void choose_order(PlanRequest const& request, Plan& plan, Candidate const& chose
   TileOrder const order = order_of_tiles(request, *chosen.row, chosen.packed_heads, ctas);
   plan.heads_per_pass = order.heads_per_pass;
   because(plan, "order", plan.heads_per_pass, " of ", all, " head groups at a time: K and V of one head take ",
-          megabytes(kv_bytes), ", L2 has room for those of ", fitting, " groups; the busiest block has ",
+          megabytes(kv_bytes), ", those of ", fitting, " groups about as much as L2 holds; the busiest block has ",
           percent(order.imbalance), " of the mean work");
 }
 
