@@ -181,7 +181,7 @@ struct ProblemShape {
 // ragged if any is, its q packed if cu_seqlens_q is. Raises as validate() does.
 HOPPER_ATTENTION_EXPORT Problem make_problem(ProblemShape const& shape, Arguments const& options);
 
-// How many int32 scheduler metadata of `batch` sequences take: 1 + 4 * batch rounded up to a multiple of 8.
+// How many int32 scheduler metadata of `batch` sequences take: 1 + 4 * batch rounded up to a multiple of 4.
 HOPPER_ATTENTION_EXPORT std::int64_t schedule_size(std::int64_t batch);
 
 // What the schedule of a step depends on; all layers of the step share it.

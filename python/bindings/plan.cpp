@@ -73,6 +73,8 @@ char const* calls_text(TileConfig const& tile) {
       return "dense";
     case Calls::kPaired:
       return "paired";
+    case Calls::kInParts:
+      return "in parts";
   }
   return "";
 }
@@ -152,7 +154,8 @@ void bind_tile(nb::module_& module) {
           "calls", &calls_text,
           "What its kernel has the code for: 'all' calls, all with softcap ('capped'), all without it\n"
           "('uncapped'); of these those whose tiles are never cut ('uncut'), without pages ('whole'), 'dense'\n"
-          "ones, or those of which the blocks of a cluster share tiles ('paired').")
+          "ones, or those of which the blocks of a cluster share tiles ('paired'); all with batch_invariant, in which\n"
+          "tiles of few rows are in parts that follow from them alone ('in parts').")
       .def(nb::self == nb::self, nb::sig("def __eq__(self, other: object, /) -> bool"))
       .def("__hash__", [](TileConfig const& tile) { return nb::hash(nb::str(tile_text(tile).c_str())); })
       .def("__repr__", &tile_text);

@@ -65,7 +65,7 @@ void run_make_schedule(nb::handle metadata, std::string const& dtype, std::int64
 
 void bind_schedule(nb::module_& module) {
   module.def("schedule_size", &schedule_size, nb::arg("batch"),
-             "How many int32 the metadata of `batch` sequences take: 1 + 4 * batch rounded up to a multiple of 8.");
+             "How many int32 the metadata of `batch` sequences take: 1 + 4 * batch rounded up to a multiple of 4.");
   module.def(
       "make_schedule", &run_make_schedule, nb::arg("metadata").none(), nb::kw_only(), nb::arg("dtype"),
       nb::arg("batch"), nb::arg("seqlen_q"), nb::arg("seqlen_k"), nb::arg("heads_q"), nb::arg("heads_k"),

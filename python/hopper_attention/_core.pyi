@@ -76,7 +76,8 @@ class Tile:
         """
         What its kernel has the code for: 'all' calls, all with softcap ('capped'), all without it
         ('uncapped'); of these those whose tiles are never cut ('uncut'), without pages ('whole'), 'dense'
-        ones, or those of which the blocks of a cluster share tiles ('paired').
+        ones, or those of which the blocks of a cluster share tiles ('paired'); all with batch_invariant, in which
+        tiles of few rows are in parts that follow from them alone ('in parts').
         """
 
     def __eq__(self, other: object, /) -> bool: ...
@@ -212,7 +213,7 @@ def use_torch(tensor: object, parameter: object, is_grad_enabled: object, dispat
 
 def schedule_size(batch: int) -> int:
     """
-    How many int32 the metadata of `batch` sequences take: 1 + 4 * batch rounded up to a multiple of 8.
+    How many int32 the metadata of `batch` sequences take: 1 + 4 * batch rounded up to a multiple of 4.
     """
 
 def make_schedule(metadata: object, *, dtype: str, batch: int, seqlen_q: int, seqlen_k: int, heads_q: int, heads_k: int, head_dim: int, head_dim_v: int, page_size: int = 0, seqused_k: object | None = None, seqused_k_all: int = -1, cu_seqlens_q: object | None = None, cu_seqlens_k_new: object | None = None, cache_leftpad: object | None = None, seqlen_k_new: int = 0, causal: bool = False, window_left: int = -1, window_right: int = -1, attention_chunk: int = 0, num_splits: int = 0, sm_margin: int = 0, batch_invariant: bool = False, stream: int | None = None) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 MOST_TILE_QUERIES = 256  # at least as many as a tile of any kernel holds
+PLACES_BITS = 26  # of the first fact; above them it says whether tiles are to be cut
 MOST_FEW_QUERIES = 64  # of a sequence that counts as one of few queries: kSlabRows in src/kernels/tile_geometry.h
 
 
 def schedule_stride(batch: Any) -> Any:
     """Places of each array of the metadata, as in src/kernels/schedule.h; of a symbolic batch, too."""
-    return (batch + 7) // 8 * 8
+    return (batch + 3) // 4 * 4
 
 
 def first_pair(x: Any) -> tuple[int, int] | None:
@@ -43,7 +44,7 @@ def check_schedule(found: Any, on_gpu: bool, rows: Any, queries: Any) -> None:
     order, tiles, units = order[:batch], tiles[:batch], units[:batch]
     counters = {0: found[0]}
     if batch > 0:
-        prefill, counters[size - stride + 3] = facts[0], facts[3]
+        prefill, counters[size - stride + 3] = int(facts[0]) % 2**PLACES_BITS, facts[3]
         if not 0 <= prefill <= batch:
             raise ValueError(f"scheduler_metadata: {prefill} places are of prefill, but there are {batch}")
     for place, drawn in counters.items():

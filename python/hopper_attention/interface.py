@@ -605,7 +605,7 @@ def get_scheduler_metadata(
     with packed queries on one rank use it; those with (B, Sq, Hq, D) queries, seqused_q or cp_world_size make their
     own.
 
-    Returns a 1-D int32 tensor of 1 + 4 * (B rounded up to a multiple of 8) elements, or `out`, of that many or more,
+    Returns a 1-D int32 tensor of 1 + 4 * (B rounded up to a multiple of 4) elements, or `out`, of that many or more,
     which overlaps no other tensor. It is on the device of cache_seqlens; for an int on that of the other tensors, or,
     without any, on the current CUDA device. Its contents may be copied elsewhere.
     One small kernel; allocates only the result, and nothing with out. Calls that run at the same time on two streams

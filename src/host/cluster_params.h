@@ -25,6 +25,9 @@ inline ClusterParams cluster_params(Plan const& plan, KernelPlan const& kernel, 
   p.fetches_early = p.on() && p.size == 1 && p.of_tile == 1 && p.tiles > p.at_once && !plan.makes_schedule &&
                     plan.kernels.size() == 1;
   p.own_first = card_share(plan, kernel) != CardShare::kTakes;
+  if (kernel.tile.calls == Calls::kInParts) {
+    p.longest_part = tile_shape(kernel.tile, plan.packed_heads, true).fixed_split;
+  }
   p.ctas_of_tile = FastDivmod(max_of(1, p.size) * p.of_tile);
   p.tiles_of_sequence = FastDivmod(heads_q / plan.packed_heads);
   return p;

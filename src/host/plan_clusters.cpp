@@ -7,6 +7,7 @@
 #include "host/plan_request.h"
 #include "host/require.h"
 #include "host/schedule_shape.h"
+#include "kernels/tile_geometry.h"
 
 namespace hopper_attention {
 namespace {
@@ -20,9 +21,9 @@ constexpr int kSmsForLargestCluster = 132;
 constexpr std::int64_t kBytesWorthAnotherCluster = std::int64_t{512} << 10;
 
 // Of K and V for a block, where all tiles are taken at once: beyond, a schedule that balances them is better where
-// lengths differ. It takes 3 us, and as long again if it has to be made first.
+// lengths differ. It takes up to 2 us, and 5 more if it has to be made first.
 std::int64_t most_bytes_at_once(PlanRequest const& request) {
-  return std::int64_t{request.problem.has_metadata ? 2 : 3} << 20;
+  return std::int64_t{request.problem.has_metadata ? 1 : 3} << 20;
 }
 
 // And for which blocks are added until each SM has as many as it holds: of head dim 64, one alone reads half as fast as
@@ -44,6 +45,15 @@ bool leaves_most_idle(PlanRequest const& request, std::int64_t ctas, int per_sm 
 int most_ctas_in_clusters(PlanRequest const& request, TileConfig const& tile, int size) {
   int const sms = request.available_sms();
   return (size <= 2 ? sms : sms * 7 / 8) * tile.per_sm;
+}
+
+int most_cluster(PlanRequest const& request) {
+  return request.device.sm_count < kSmsForLargestCluster ? kPortableCluster : kMostCluster;
+}
+
+// A cluster for each tile.
+bool runs_at_once(PlanRequest const& request, TileConfig const& tile, int size) {
+  return size * request.tiles_of_few() <= most_ctas_in_clusters(request, tile, size);
 }
 
 // Whether the clusters of two calls run beside each other. Where they do not, half of the next call's would wait for
@@ -151,12 +161,10 @@ std::string reason_for_share(PlanRequest const& request, TileConfig const& tile,
 
 char const* reason_against_cluster(PlanRequest const& request, TileConfig const& tile, int size) {
   int const num_splits = request.problem.num_splits;
-  int const possible = request.device.sm_count < kSmsForLargestCluster ? kPortableCluster : kMostCluster;
-  if (size > possible) { return "no larger cluster runs on this card"; }
+  if (size > most_cluster(request)) { return "no larger cluster runs on this card"; }
   if (num_splits != 0 && size > num_splits) { return "num_splits allows no more"; }
   if (!shares_columns(tile, size)) { return "more blocks cannot share the columns of a tile"; }
-  bool const fits = size * request.tiles_of_few() <= most_ctas_in_clusters(request, tile, size);
-  return fits ? nullptr : "larger clusters would not all run at once";
+  return runs_at_once(request, tile, size) ? nullptr : "larger clusters would not all run at once";
 }
 
 bool cutting_pays_if_alike(PlanRequest const& request, TileConfig const& tile, int size) {
@@ -166,6 +174,31 @@ bool cutting_pays_if_alike(PlanRequest const& request, TileConfig const& tile, i
   std::int64_t const units = std::max<std::int64_t>(blocks, kLeastUnitsOfFewQueries);
   return cutting_pays({tiles, tiles * units, static_cast<int>(units)}, size, request.most_ctas(tile));
 }
+
+namespace {
+
+// With batch_invariant, of tiles that may have several parts: blocks that share each tile, whose parts follow from it
+// alone, one each or a group of them each; 0: a schedule is better. A block for each part takes the least time. One for
+// each group reads 4,096 keys, which is as fast as memory allows where there are as many as suffice for that.
+int cluster_for_fixed_parts(PlanRequest const& request, TileConfig const& tile) {
+  testing::ForcedPlan const& forced = request.forced;
+  bool const is_forced =
+      request.forces_tile() || forced.packed_heads != 0 || forced.heads_per_pass != 0 || forced.cluster != 0;
+  if (request.decode_use() != TileUse::kFewRows || request.problem.mask.cp_world > 1 || is_forced) { return 0; }
+  // Of any sequence: one that is shorter may see more keys, the whole of a chunk instead of the begin of one.
+  std::int64_t const blocks = ceil_div<std::int64_t>(request.most_keys_of_tile(tile), tile.keys);
+  int const parts = fixed_parts(static_cast<int>(blocks), kFixedSplitKeys / tile.keys);
+  int const groups = ceil_div(parts, kPartsOfGroup);
+  auto const size_for = [](int count) { return static_cast<int>(std::bit_ceil(static_cast<unsigned>(count))); };
+  auto const fits = [&](int size) {
+    return size <= most_cluster(request) && shares_columns(tile, size) && runs_at_once(request, tile, size);
+  };
+  if (fits(size_for(parts))) { return size_for(parts); }
+  bool const suffice = !leaves_most_idle(request, groups * request.tiles_of_few(), tile.per_sm);
+  return suffice && fits(size_for(groups)) ? size_for(groups) : 0;
+}
+
+}  // namespace
 
 bool fits_one_split(PlanRequest const& request, TileConfig const& tile) {
   return request.problem.mask.cp_world <= 1 && request.most_keys_of_tile(tile) <= kFixedSplitKeys;
@@ -181,9 +214,9 @@ int cluster_size(PlanRequest const& request) {
   if (!request.decodes() || forces_splits || forced.ctas > 0 || forced.cluster < 0) { return 0; }
   if (request.mixes_decode_tiles()) { return 0; }
   TileConfig const tile = request.tile_row(request.decode_use()).tile;
-  if (problem.batch_invariant && !fits_one_split(request, tile)) { return 0; }
+  if (problem.batch_invariant && !fits_one_split(request, tile)) { return cluster_for_fixed_parts(request, tile); }
   TileShare const share = share_of_tile(request, tile, may_share_tiles(request));
-  if (forced.cluster > 0) { return share.size; }  // with batch invariance it is 1
+  if (forced.cluster > 0) { return share.size; }  // 1 with batch_invariant, whose tiles are whole here
   if (request.forces_tile() || forced.packed_heads != 0 || forced.heads_per_pass != 0) { return 0; }
 
   std::int64_t const tiles = request.tiles_of_few();
@@ -243,9 +276,18 @@ FewReaders readers_of_few(Problem problem, DeviceInfo const& device) {
 void leave_clusters_to_schedule(PlanRequest const& request, Plan& plan) {
   testing::ForcedPlan const& forced = request.forced;
   bool const is_forced = forced.cluster != 0 || forced.num_splits >= 2 || forced.ctas > 0 || request.forces_tile();
-  if (!request.problem.ragged || plan.fixed_splits || plan.kernels.size() != 1 || is_forced) { return; }
+  if (!request.problem.ragged || plan.kernels.size() != 1 || is_forced) { return; }
   KernelPlan& kernel = plan.kernels.front();
   std::int64_t const tiles = request.tiles_of_few();
+  if (plan.fixed_splits) {
+    // A block merges the parts of whole tiles as the combine kernel would. That of 64 rows has no registers for it.
+    plan.draws_if_whole = kernel.may_split && request.decode_use() == TileUse::kFewRows;
+    if (plan.draws_if_whole) {
+      because(plan, "tiles",
+              "drawn whole, the longest first, if none is so long that the schedule shares out its parts");
+    }
+    return;
+  }
   plan.draws_if_whole = tiles > request.most_ctas(kernel.tile);
   if (plan.draws_if_whole) {
     because(plan, "tiles", "drawn whole, the longest first",
@@ -284,7 +326,11 @@ void plan_clusters(PlanRequest const& request, Plan& plan) {
   plan.num_splits = plan.cluster * of_tile;
   std::string const reason = reason_for_share(request, kernel.tile, share);
   because(plan, "splits",
-          plan.cluster == 1 ? concat("1: ", reason)
+          plan.fixed_splits && plan.cluster > 1
+              ? concat("those of few queries with more than ", kFixedSplitKeys,
+                       " keys, in parts that follow from these, each tile by a cluster of ", plan.cluster,
+                       " blocks, which merge them in shared memory")
+          : plan.cluster == 1 ? concat("1: ", reason)
           : of_tile == 1
               ? concat("each tile by a cluster of ", plan.cluster,
                        " blocks, which merge their parts in shared memory: ", reason)

@@ -104,6 +104,10 @@ KernelPlan& choose_kernel(PlanRequest const& request, Plan& plan, TileUse use, b
   if (forced) {
     row = use == TileUse::kFewRows ? &request.forced_row({use, TileUse::kDecode}) : &request.forced_row({use});
   }
+  // Of the same size, so that nothing else depends on it.
+  if (plan.fixed_splits && row->tile.rows <= kMostFewRows) {
+    row = find_tile(row->tile.head_dim, row->tile.head_dim_v, TileUse::kFewRowsInParts);
+  }
   KernelPlan kernel{family, row->tile, request.most_ctas(row->tile), threads_of(row->tile)};
   TileShape const shape = tile_shape(kernel.tile, plan.packed_heads, plan.fixed_splits);
   bool const resized = problem.ragged && (use == TileUse::kSmallGrid || use == TileUse::kShort);

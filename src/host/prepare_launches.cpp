@@ -120,7 +120,10 @@ std::optional<CombineLaunch> combine_launch(Plan const& plan, Problem const& pro
   // The blocks of a candidate share its rows. Borders between chunks, and tiles in equal parts, have about as much to
   // do each, so that the blocks of all of them are to be on the SMs at once; of other tiles many have nothing to merge.
   constexpr int kSms = 132;
-  std::int64_t const most_blocks = few_merge ? 2048 : rows <= kSlabRows ? 2 * kSms : kSplitCombineBlocks * kSms;
+  std::int64_t const most_blocks = few_merge ? 2048
+                                   : rows <= kSlabRows
+                                       ? 2 * kSms
+                                       : split_combine_blocks(split_combine_columns(problem.head_dim_v)) * kSms;
   launch.shape = {.grid = dim3(static_cast<unsigned>(candidates),
                                static_cast<unsigned>(std::clamp<std::int64_t>(most_blocks / candidates, 1, rows))),
                   .threads = kSplitCombineThreads,

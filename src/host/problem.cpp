@@ -7,6 +7,7 @@
 
 #include "host/require.h"
 #include "host/tensor_rules.h"
+#include "kernels/schedule.h"
 
 namespace hopper_attention {
 namespace {
@@ -14,6 +15,7 @@ namespace {
 constexpr int kMaxHeadDim = 256;
 constexpr int kHeadDimStep = 8;  // 16 bytes, the unit of TMA
 constexpr std::int64_t kMaxTiles = std::int64_t{1} << 30;
+constexpr std::int64_t kMaxBatch = (std::int64_t{1} << PlacesAndCuts::kPlacesBits) - 1;  // metadata count so many
 constexpr std::int64_t kMaxRows = std::int64_t{1} << 30;
 constexpr std::int64_t kSmallestTileRows = 64;
 constexpr std::int64_t kMaxSplits = 256;
@@ -49,6 +51,7 @@ void check_shape(ProblemShape const& shape, std::int64_t total_q, bool packed_q)
     require<NotImplemented>(dim.value <= kMaxHeadDim, dim.name, " must be at most ", kMaxHeadDim, ", found ",
                             dim.value);
   }
+  require(shape.batch <= kMaxBatch, "batch: must be at most ", kMaxBatch, ", found ", shape.batch);
   std::int64_t const row_tiles = most_row_tiles(shape, total_q, packed_q);
   require(row_tiles == 0 || shape.heads_q <= kMaxTiles / row_tiles,
           "q: batch * heads * seqlen_q / 64 must be at most 2^30, found ", shape.heads_q, " heads * ", row_tiles,

@@ -14,8 +14,8 @@ namespace {
 
 template <KernelFamily kFamily>
 void const* function_of_family(int head_dim_v) {
-  return head_dim_v <= 128 ? reinterpret_cast<void const*>(&split_combine_kernel<kFamily, 4>)
-                           : reinterpret_cast<void const*>(&split_combine_kernel<kFamily, 8>);
+  return split_combine_columns(head_dim_v) == 4 ? reinterpret_cast<void const*>(&split_combine_kernel<kFamily, 4>)
+                                                : reinterpret_cast<void const*>(&split_combine_kernel<kFamily, 8>);
 }
 
 }  // namespace

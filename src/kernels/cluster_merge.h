@@ -7,6 +7,7 @@
 #include "kernels/cute.h"
 
 #include "kernels/cluster_memory.h"
+#include "kernels/merged_row.h"
 #include "kernels/output_rows.h"
 #include "kernels/params.h"
 #include "kernels/ring.h"
@@ -41,7 +42,11 @@ class ClusterMerge {
     if (thread_ == 0) { expect_bytes(shared_.parts_full, parts() * rows * (columns() + kEndFloats) * sizeof(float)); }
     send(rows);
     wait_barrier_of_cluster(shared_.parts_full, merged_ & 1);
-    merge(work, existing, rows);
+    if constexpr (Traits::kInParts) {
+      merge_in_order(work, existing, rows);
+    } else {
+      merge(work, existing, rows);
+    }
     sync_warpgroup(0);
     if (thread_ < parts()) { arrive_in_cluster(shared_.parts_empty, thread_); }
     ++merged_;
@@ -171,6 +176,35 @@ class ClusterMerge {
       if (adds && group == 0 && column_of_out < params_.epilogue.head_dim_v) {
         write(work, id, row, column_of_out, top, sum, out);
       }
+    }
+  }
+
+  // Parts that follow from the tile alone, or groups of them, as merged_row.h says: a thread has four columns of a row.
+  __device__ __forceinline__ void merge_in_order(TileWork const& work, int existing, int rows) const {
+    int const group = work.part == TilePart::kPart ? kPartsOfGroup : 1;
+    int const row_bits = log2_of(rows);  // 8 or 16
+    CUTE_NO_UNROLL
+    for (int i = thread_; i < columns() / kMergeColumns << row_bits; i += cutlass::NumThreadsPerWarpGroup) {
+      int const row = i & (rows - 1);
+      int const column = (i >> row_bits) * kMergeColumns;
+      int const column_of_out = rank() * columns() + column;
+      OutputRow const id = output_row(params_, work, work.queries.first, row);
+      if (row >= existing || !id.exists || column_of_out >= params_.epilogue.head_dim_v) { continue; }
+      auto all = MergedRow<kMergeColumns>::none();
+      auto so_far = MergedRow<kMergeColumns>::none();
+      CUTE_NO_UNROLL
+      for (int part = 0; part < parts(); ++part) {
+        float2 const end = *reinterpret_cast<float2 const*>(end_of(row, part));
+        float4 const four = four_columns(part, row, column, rows);
+        so_far.add(end.x, end.y, {four.x, four.y, four.z, four.w});
+        if ((part & (group - 1)) == group - 1) {
+          all.add(so_far);
+          so_far = MergedRow<kMergeColumns>::none();
+        }
+      }
+      all.add(so_far);
+      float4 const out{all.column(0), all.column(1), all.column(2), all.column(3)};
+      write(work, id, row, column_of_out, all.top, all.sum, out);
     }
   }
 

@@ -5,6 +5,7 @@
 
 #include "kernels/cluster_merge.h"
 #include "kernels/epilogue.h"
+#include "kernels/folded_tile.h"
 #include "kernels/mainloop.h"
 #include "kernels/params.h"
 #include "kernels/start_role.h"
@@ -24,17 +25,33 @@ __device__ __forceinline__ void consume_swapped(AttentionParams const& params, t
   SwappedMainloop<Traits> mainloop(params, shared, thread);
   SwappedEpilogue<Traits> const epilogue{params, shared, thread};
   ClusterMerge<Traits> merge(params, shared, thread);
+  [[maybe_unused]] FoldedTile<Traits> folded;
   RingState<Traits::kStages> read;
   RingState<Traits::kQueryBuffers> q;
   start_role<Traits>(params);
   for_each_work<Traits>(shared, [&](TileWork const& work) __attribute__((always_inline)) {
-    wait_barrier(shared.q_full[q.slot][0], q.phase);
+    TilePart const part = Traits::kInParts ? work.part : TilePart::kWhole;
+    if (begins_tile(part)) { wait_barrier(shared.q_full[q.slot][0], q.phase); }
     mainloop.mma(work, q.slot, read, [&]() {
-      if (thread == 0) { arrive_barrier(shared.q_empty[q.slot][0]); }
+      if (thread == 0 && ends_tile(part)) { arrive_barrier(shared.q_empty[q.slot][0]); }
     });
-    ++q;
     PartEnd ends[kColumnsPerThread];
-    mainloop.finish(ends);
+    if constexpr (Traits::kInParts) {
+      mainloop.finish(ends);
+      if (part != TilePart::kWhole) { divide_by_sums(ends, mainloop.output()); }
+      if (is_folded(part)) {
+        folded.add(begins_tile(part), ends, mainloop.output());
+        if (!ends_tile(part)) {
+          sync_warpgroup(0);  // all have their ends, before the next part's maxima take the place of these
+          return;
+        }
+        folded.finish(ends, mainloop.output());
+      }
+      ++q;
+    } else {
+      ++q;
+      mainloop.finish(ends);
+    }
     if (work.in_cluster) {
       merge(work, [&](int rows) { epilogue.send(merge, ends, mainloop.output(), rows); });
     } else if (work.slot >= 0) {

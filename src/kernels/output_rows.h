@@ -77,7 +77,7 @@ __device__ __forceinline__ RowEnd end_row(float exponent, float sum, float sink)
   float const top = max_or_nan(exponent, sink);
   if (top == -INFINITY) { return row_end(exponent, sum); }
   float const shrink = exp2f(exponent - top);
-  sum = sum * shrink + exp2f(sink - top);
+  sum = __fmaf_rn(sum, shrink, exp2f(sink - top));  // in every kernel: they must not differ in what is contracted
   return {shrink / sum, top, sum};
 }
 

@@ -91,7 +91,7 @@ struct EpilogueParams : ResultParams {
 
 // Clusters of CTAs that share a tile, one for each sequence and head group; where there are fewer CTAs than tiles, they
 // take them in turn, or draw them in the order of the schedule. Off with size 0. by_schedule: all this is so only if
-// the lengths in the schedule say that it is best (Schedule::clusters_suffice); with size 0 tiles are drawn if none is
+// the lengths in the schedule say that it is best (cuts_tiles()); with size 0 tiles are drawn if none is
 // cut.
 struct ClusterParams {
   int size = 0;
@@ -103,6 +103,7 @@ struct ClusterParams {
   bool every_other = false;      // CTA takes a tile
   bool fetches_early = false;    // CTAs fetch their first keys while the kernel before runs
   bool own_first = true;         // where tiles are drawn, each CTA begins with that of its index
+  int longest_part = 0;          // where tiles are in fixed_parts(): blocks of the longest one that is not
   FastDivmod ctas_of_tile;       // size * of_tile
   FastDivmod tiles_of_sequence;  // head groups
   int* metadata = nullptr;       // of the schedule, where tiles are drawn

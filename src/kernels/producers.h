@@ -65,8 +65,10 @@ __device__ __forceinline__ void produce(AttentionParams const& params, typename 
     RingState<Traits::kStages> landed;
     uint32_t landed_phases = 0;
     for_each_work<Traits>(shared, [&](TileWork const& work) {
-      loader.load_queries(work, write);
-      ++write;
+      if (!Traits::kInParts || begins_tile(work.part)) {
+        loader.load_queries(work, write);
+        ++write;
+      }
       if (gathered && loader.lane == kActingLane) { gather.announce(work, landed, landed_phases); }
       landed.advance(Traits::kOutputSlots);
     });

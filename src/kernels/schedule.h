@@ -3,8 +3,9 @@
 // numbers are computed instead.
 //
 // A place is a position in the order of the sequences: those with many queries first (prefill), then those that fit in
-// a tile for few (decode); in each class the longest first. A unit is one key block of a tile, or one split of fixed
-// size (batch invariance). Numbers count one head group; all head groups of a place come one after another.
+// a tile for few (decode); in each class the longest first. A unit is one key block of a tile, or one of its parts if
+// these follow from it alone (batch_invariant). Numbers count one head group; all head groups of a place come one after
+// another.
 #pragma once
 
 #include "kernels/block_range.h"
@@ -24,18 +25,17 @@ enum ScheduleArray : int {
   kScheduleFacts,  // ScheduleFact
 };
 enum ScheduleFact : int {
-  kPrefillPlaces,
-  kMostUnitsPrefill,
+  kPlacesAndCuts,
+  kMostUnitsPrefill,  // key blocks of the longest tile, in whatever parts, of each class
   kMostUnitsDecode,
   kDecodeCounter,
-  kCutsDecode,  // Cuts, of the places of decode
-  kCutsAll,     // and of all places, as tiles of few queries
   kScheduleFactCount
 };
 
+// Engines have buffers for round_up(batch, 4) numbers in each array, as FlashAttention-3's metadata have.
 template <class Count>
 HA_HOST_DEVICE constexpr Count schedule_stride(Count batch) {
-  constexpr Count kMultiple = 8;  // a power of 2
+  constexpr Count kMultiple = 4;  // a power of 2
   return (batch + kMultiple - 1) & ~(kMultiple - 1);
 }
 static_assert(schedule_stride(1) >= kScheduleFactCount);
@@ -44,6 +44,24 @@ static_assert(schedule_stride(1) >= kScheduleFactCount);
 enum Cuts : int {
   kCutsWholeTiles = 1,  // over CTAs that take a tile each
   kCutsClusters = 2,    // over clusters that do
+};
+
+// A fact of two: how many places are of prefill, and Cuts, of the places of decode and of all as tiles of few queries.
+struct PlacesAndCuts {
+  static constexpr int kBits = 2;         // of Cuts
+  static constexpr int kPlacesBits = 26;  // 4 bits are left over, the sign among them
+
+  int prefill = 0;
+  int cuts_decode = 0;
+  int cuts_all = 0;
+
+  HA_HOST_DEVICE static constexpr PlacesAndCuts of(int fact) {
+    constexpr int kCuts = (1 << kBits) - 1;
+    return {fact & ((1 << kPlacesBits) - 1), fact >> kPlacesBits & kCuts, fact >> (kPlacesBits + kBits) & kCuts};
+  }
+  HA_HOST_DEVICE constexpr int fact() const {
+    return prefill | cuts_decode << kPlacesBits | cuts_all << (kPlacesBits + kBits);
+  }
 };
 
 // Tiles of one kernel family as the schedule counts them.
@@ -94,8 +112,7 @@ HA_HOST_DEVICE constexpr int fixed_parts(int blocks, int longest) {
 HA_HOST_DEVICE constexpr SequenceWork even_work(TileShape const& shape, MaskParams const& mask, SeqlenQK len) {
   if (len.q == 0) { return {0, 1}; }
   int const blocks = block_range(mask, max_of(len.q - shape.queries, 0), len.q - 1, len, shape.keys).blocks();
-  int const units = shape.fixed_split > 0 ? fixed_parts(blocks, shape.fixed_split) : blocks;
-  return {ceil_div(len.q, shape.queries), max_of(shape.least_units, units)};
+  return {ceil_div(len.q, shape.queries), max_of(shape.least_units, blocks)};
 }
 
 // Whether units rise along a sequence.
@@ -103,12 +120,22 @@ HA_HOST_DEVICE constexpr bool units_rise(MaskParams const& mask) {
   return mask.left == kUnlimited && mask.right != kUnlimited && mask.chunk == 0 && mask.cp_world <= 1;
 }
 
-HA_HOST_DEVICE constexpr SequenceWork sequence_work(TileShape const& shape, MaskParams const& mask, SeqlenQK len) {
+// In blocks, in whatever parts they are.
+HA_HOST_DEVICE constexpr SequenceWork work_in_blocks(TileShape const& shape, MaskParams const& mask, SeqlenQK len) {
   SequenceWork const even = even_work(shape, mask, len);
   if (even.tiles <= 1 || shape.fixed_split > 0 || !units_rise(mask)) { return even; }
   int const last_row = len.q - (even.tiles - 1) * shape.queries - 1;  // of the first tile
   int const least = block_range(mask, 0, last_row, len, shape.keys).blocks();
   return {even.tiles, even.units, min_of(max_of(1, least), even.units)};
+}
+
+HA_HOST_DEVICE constexpr SequenceWork work_in_units(TileShape const& shape, SequenceWork const& in_blocks) {
+  if (shape.fixed_split == 0) { return in_blocks; }
+  return {in_blocks.tiles, fixed_parts(in_blocks.units, shape.fixed_split)};
+}
+
+HA_HOST_DEVICE constexpr SequenceWork sequence_work(TileShape const& shape, MaskParams const& mask, SeqlenQK len) {
+  return work_in_units(shape, work_in_blocks(shape, mask, len));
 }
 
 // Key blocks of a thread block's idle time that are worth cutting tiles and merging them.
@@ -181,7 +208,8 @@ HA_HOST_DEVICE constexpr int fact_of(ScheduleParams const& params, ScheduleFact 
 HA_HOST_DEVICE constexpr bool cuts_tiles(ScheduleParams const& params, Cuts whole) {
   if (!params.may_split) { return false; }
   if (params.metadata == nullptr) { return (params.cuts_alike & whole) != 0; }
-  return (fact_of(params, params.places == Places::kDecode ? kCutsDecode : kCutsAll) & whole) != 0;
+  auto const fact = PlacesAndCuts::of(fact_of(params, kPlacesAndCuts));
+  return ((params.places == Places::kDecode ? fact.cuts_decode : fact.cuts_all) & whole) != 0;
 }
 
 // Chunk c of the list of units: [begin(c), begin(c + 1)).
@@ -242,7 +270,7 @@ class Schedule {
   HA_HOST_DEVICE explicit constexpr Schedule(ScheduleParams const& params)
       : params_(params), numbers_{.end = params.batch, .ctas = params.ctas} {
     if (params.metadata != nullptr) {
-      int const prefill = clamped(fact(kPrefillPlaces), 0, params.batch);
+      int const prefill = min_of(PlacesAndCuts::of(fact(kPlacesAndCuts)).prefill, params.batch);
       if (params.places == Places::kPrefill) { numbers_.end = prefill; }
       if (params.places == Places::kDecode) { numbers_.begin = prefill; }
       if (numbers_.begin > 0) {

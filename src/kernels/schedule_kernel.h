@@ -14,15 +14,15 @@ constexpr int kBuckets = kScheduleBuckets;  // half of each class
 constexpr unsigned kAllLanes = 0xffffffff;
 
 // Blocks of a tile to an eighth: 16 steps where they double. Longer tiles have smaller numbers.
-__device__ __forceinline__ int bucket_of(bool decode, SequenceWork const& work) {
-  int const units = work.tiles == 0 ? 0 : work.units;
-  int const exponent = units < 8 ? 0 : 28 - __clz(units);
-  int const step = units < 8 ? units : 8 * (exponent + 1) + (units >> exponent) - 8;
+__device__ __forceinline__ int bucket_of(bool decode, SequenceWork const& in_blocks) {
+  int const blocks = in_blocks.tiles == 0 ? 0 : in_blocks.units;
+  int const exponent = blocks < 8 ? 0 : 28 - __clz(blocks);
+  int const step = blocks < 8 ? blocks : 8 * (exponent + 1) + (blocks >> exponent) - 8;
   return (decode ? kBuckets : kBuckets / 2) - 1 - min_of(step, kBuckets / 2 - 1);
 }
 
-// Of all sequences of prefill and, one further on, of decode: units of the longest tile, tiles, and their units.
-enum ClassNumber : int { kMost = 0, kTiles = 2, kUnits = 4, kClassNumbers = 6 };
+// Of all sequences of prefill and, one further on, of decode: blocks of the longest tile, tiles, and their blocks.
+enum ClassNumber : int { kMost = 0, kTiles = 2, kBlocks = 4, kClassNumbers = 6 };
 
 // Of a warp: the largest, or the sum.
 __device__ __forceinline__ int reduce_class_number(int i, int value) {
@@ -104,14 +104,40 @@ __device__ __forceinline__ int units_in_chunks(FewTiles const& few, PlaceWork co
   return size * (chunks + (threadIdx.x % 32 == 0 && fits ? more : 0));
 }
 
+// By one warp. Four lanes ask whether cutting pays: over whole tiles and over clusters, of decode and of all.
+__device__ __forceinline__ void write_facts(ScheduleKernelParams const& params, int const (&numbers)[kClassNumbers],
+                                            int prefill, int* facts) {
+  int const lane = static_cast<int>(threadIdx.x % 32);
+  bool const of_all = (lane & 2) != 0;
+  bool const clusters = (lane & 1) != 0;
+  long long const groups = params.few_tiles.head_groups;
+  auto const sum = [&](int i) { return groups * (numbers[i + 1] + (of_all ? numbers[i] : 0)); };
+  int const most = max_of(numbers[kMost + 1], of_all ? numbers[kMost] : 0);
+  WholeTiles const tiles{sum(kTiles), sum(kBlocks), most};
+  long long const beside = of_all ? 0 : groups * numbers[kBlocks];
+  int const ctas = params.readers.ctas;
+  int const longest_part = params.decode.fixed_split;
+  bool const may_cut = longest_part == 0 || most > longest_part;
+  bool const pays = may_cut && cutting_pays_beside(tiles, beside, clusters ? params.readers.cluster : 1, ctas,
+                                                   enough_readers(ctas, longest_part > 0));
+  int const cuts = static_cast<int>(__ballot_sync(kAllLanes, pays));
+  constexpr int kCuts = (1 << PlacesAndCuts::kBits) - 1;
+  if (lane > 0) { return; }
+  facts[kPlacesAndCuts] = PlacesAndCuts{prefill, cuts & kCuts, cuts >> PlacesAndCuts::kBits & kCuts}.fact();
+  facts[kMostUnitsPrefill] = numbers[kMost];
+  facts[kMostUnitsDecode] = numbers[kMost + 1];
+  facts[kDecodeCounter] = 0;
+}
+
 template <int kCtas>
 __device__ __forceinline__ void make_schedule(ScheduleKernelParams const& params, Shared& shared) {
   using Cluster = Ctas<kCtas>;
   int const thread = static_cast<int>(threadIdx.x);
-  int const threads = static_cast<int>(blockDim.x);
+  int const threads = static_cast<int>(blockDim.x) - 32;  // that take sequences
   int const lane = thread % 32;
   int const warp = thread / 32;
   int const warps = threads / 32;
+  bool const sums_facts = warp == warps;  // beside the others, who would all have to wait for it
   int const cta = Cluster::rank();
   int const batch = params.sequences.batch;
   int const stride = schedule_stride(batch);
@@ -120,7 +146,7 @@ __device__ __forceinline__ void make_schedule(ScheduleKernelParams const& params
   int* const units = tiles + stride;
   int* const facts = units + stride;
   // Each warp takes a stretch of the sequences, and later of the places, 32 at a time.
-  int const turns = ceil_div(batch, threads * kCtas);
+  int const turns = sums_facts ? 0 : ceil_div(batch, threads * kCtas);
   int const first = (cta * warps + warp) * turns * 32 + lane;
 
   start_dependents();
@@ -131,6 +157,7 @@ __device__ __forceinline__ void make_schedule(ScheduleKernelParams const& params
   wait_for_prerequisites();
 
   struct Entry {
+    SequenceWork in_blocks{0, 0};
     SequenceWork work{0, 0};
     bool decode = true;
     int bucket = kBuckets;  // no sequence
@@ -141,8 +168,10 @@ __device__ __forceinline__ void make_schedule(ScheduleKernelParams const& params
     if (b < batch) {
       SeqlenQK const len = sequence_at(params.sequences, b).len;
       entry.decode = len.q <= params.decode.queries;
-      entry.work = sequence_work(entry.decode ? params.decode : params.prefill, params.mask, len);
-      entry.bucket = bucket_of(entry.decode, entry.work);
+      TileShape const& shape = entry.decode ? params.decode : params.prefill;
+      entry.in_blocks = work_in_blocks(shape, params.mask, len);
+      entry.work = work_in_units(shape, entry.in_blocks);
+      entry.bucket = bucket_of(entry.decode, entry.in_blocks);
     }
     entry.alike = __match_any_sync(kAllLanes, entry.bucket);
     return entry;
@@ -162,11 +191,11 @@ __device__ __forceinline__ void make_schedule(ScheduleKernelParams const& params
   for (int turn = 0; turn < turns; ++turn) {
     entry = entry_of(first + turn * 32);
     take_rank(entry);
-    int const most = entry.work.tiles > 0 ? entry.work.units : 0;
-    int const sum = entry.work.tiles > 0 ? entry.work.sum() : 0;
+    int const most = entry.work.tiles > 0 ? entry.in_blocks.units : 0;
+    int const sum = entry.work.tiles > 0 ? entry.in_blocks.sum() : 0;
 #pragma unroll
     for (int i = 0; i < kClassNumbers; ++i) {
-      int const number = i < kTiles ? most : i < kUnits ? entry.work.tiles : sum;
+      int const number = i < kTiles ? most : i < kBlocks ? entry.work.tiles : sum;
       int const of_warp = reduce_class_number(i, entry.decode == (i % 2 == 1) ? number : 0);
       if (lane > 0) { continue; }
       int& so_far = shared.class_of_warp[i][warp];
@@ -186,7 +215,7 @@ __device__ __forceinline__ void make_schedule(ScheduleKernelParams const& params
     }
     shared.of_cta[thread] = in_cta;
   }
-  if (warp == 0) {
+  if (sums_facts) {
 #pragma unroll
     for (int i = 0; i < kClassNumbers; ++i) {
       int const of_cta = reduce_class_number(i, lane < warps ? shared.class_of_warp[i][lane] : 0);
@@ -195,7 +224,7 @@ __device__ __forceinline__ void make_schedule(ScheduleKernelParams const& params
   }
   if constexpr (kCtas > 1) {
     Cluster::sync();
-    if (cta == 0 && warp == 0) {
+    if (cta == 0 && sums_facts) {
 #pragma unroll
       for (int i = 0; i < kClassNumbers; ++i) {
         int const of_cta = lane < kCtas ? Cluster::at(shared.class_of_cta[i], lane) : 0;
@@ -228,6 +257,10 @@ __device__ __forceinline__ void make_schedule(ScheduleKernelParams const& params
   }
   __syncthreads();
 
+  // Prefill has the first half of the buckets.
+  int const prefill = sum_of_warp(lane < kBuckets / 2 / 32 ? shared.buckets_of_warp[lane] : 0);
+  if (cta == 0 && sums_facts && stride > 0) { write_facts(params, shared.of_class, prefill, facts); }
+
   // Each sequence to its place. Where each thread has one, what is to be summed up stays in shared memory.
   for (int turn = 0; turn < turns; ++turn) {
     int const b = first + turn * 32;
@@ -246,8 +279,6 @@ __device__ __forceinline__ void make_schedule(ScheduleKernelParams const& params
     }
   }
   Cluster::sync();
-  // Prefill has the first half of the buckets.
-  int const prefill = sum_of_warp(lane < kBuckets / 2 / 32 ? shared.buckets_of_warp[lane] : 0);
   if (kCtas == 1 && warp == 0 && prefill == 0 && batch <= kMostFewTiles && params.few_tiles.ctas > 0) {
     PlaceWork const work = lane < batch ? shared.work[lane] : PlaceWork{0, 0};
     int const units_of_lane = units_in_chunks(params.few_tiles, work);
@@ -277,13 +308,6 @@ __device__ __forceinline__ void make_schedule(ScheduleKernelParams const& params
     sum.tiles += sum_of_warp(of_other.tiles);
     sum.units += sum_of_warp(of_other.units);
   }
-  int cuts = 0;  // of the lanes that write it
-  if (cta == 0 && warp == 0) {
-    long long const groups = params.few_tiles.head_groups;
-    auto const of = [&](int i) { return shared.of_class[i + 1] + (lane == kCutsAll ? shared.of_class[i] : 0); };
-    int const most = max_of(shared.of_class[kMost + 1], lane == kCutsAll ? shared.of_class[kMost] : 0);
-    cuts = cuts_of({groups * of(kTiles), groups * of(kUnits), most}, params.readers);
-  }
   for (int turn = 0; turn < turns; ++turn) {
     int const place = first + turn * 32;
     PlaceWork const work = work_at(place);
@@ -294,11 +318,7 @@ __device__ __forceinline__ void make_schedule(ScheduleKernelParams const& params
     tiles[place] = tiles_until;
     units[place] = units_until;
     if (place >= batch) { order[place] = 0; }
-    facts[place] = place == kPrefillPlaces                     ? prefill
-                   : place == kMostUnitsPrefill                ? shared.of_class[kMost]
-                   : place == kMostUnitsDecode                 ? shared.of_class[kMost + 1]
-                   : place == kCutsDecode || place == kCutsAll ? cuts
-                                                               : 0;
+    if (place >= kScheduleFactCount) { facts[place] = 0; }
   }
   if (cta == 0 && thread == 0) { params.metadata[0] = 0; }
 }
@@ -307,13 +327,13 @@ __device__ __forceinline__ void make_schedule(ScheduleKernelParams const& params
 
 // One CTA, or a cluster for large batches, as schedule_grid() says. The sort is a counting sort and stable, so that the
 // same lengths give the same metadata.
-__global__ void __launch_bounds__(kScheduleThreads)
+__global__ void __launch_bounds__(kScheduleThreads, 1)
     schedule_kernel(__grid_constant__ ScheduleKernelParams const params) {
   __shared__ schedule_detail::Shared shared;
   schedule_detail::make_schedule<1>(params, shared);
 }
 
-__global__ void __cluster_dims__(kScheduleCluster) __launch_bounds__(kScheduleThreads)
+__global__ void __cluster_dims__(kScheduleCluster) __launch_bounds__(kScheduleThreads, 1)
     schedule_cluster_kernel(__grid_constant__ ScheduleKernelParams const params) {
   __shared__ schedule_detail::Shared shared;
   schedule_detail::make_schedule<kScheduleCluster>(params, shared);

@@ -9,7 +9,7 @@ namespace hopper_attention {
 // Where sequences are at most kMostFewTiles, all with few queries, and their tiles, of all head groups, at most half as
 // many as the CTAs of a call, units are rounded up to whole chunks of the call. A chunk then lies in one tile; one that
 // ends in the next tile is two items, and its CTA is done last. Tiles are cut in proportion to the blocks that they
-// have nevertheless; whether to cut follows from the rounded sums.
+// have nevertheless; whether to cut follows from the sums before.
 struct FewTiles {
   int ctas = 0;  // 0: units are not rounded
   int head_groups = 1;
@@ -24,13 +24,15 @@ struct WholeTiles {
   int most = 0;
 };
 
+// Of CTAs, so many that read as fast as all. Those that merge parts of their tile on the way need all others, too.
+HA_HOST_DEVICE constexpr int enough_readers(int ctas, bool folds) { return folds ? ctas : max_of(1, 6 * ctas / 13); }
+
 // Whether tiles that `size` CTAs take each, the longest first, are done so late that it pays to share out their units
-// among all `ctas` and to merge the parts of tiles. Six of 13 CTAs read as fast as all; a unit takes one of so many
+// among all `ctas` and to merge the parts of tiles. `enough` read as fast as all; a unit takes one of so many
 // 0.9 us. Figures: docs/performance-notes.md, step 172.
-HA_HOST_DEVICE constexpr bool cutting_pays(WholeTiles const& of, int size, int ctas) {
+HA_HOST_DEVICE constexpr bool cutting_pays(WholeTiles const& of, int size, int ctas, int enough) {
   constexpr int kUnitsOfCutting = 14;  // as long as it takes to find and to merge parts
   constexpr int kUnitsOfMerging = 2;   // in a cluster
-  long long const enough = max_of(1, 6 * ctas / 13);
   long long const readers = of.tiles * size;
   long long const longest = (of.most + size - 1) / size;
   int const worth = kUnitsOfCutting - (size > 1 ? kUnitsOfMerging : 0);
@@ -51,11 +53,17 @@ HA_HOST_DEVICE constexpr bool cutting_pays(WholeTiles const& of, int size, int c
   bool const few = 0 < in_last_round && 2 * in_last_round < ctas;
   return few && 4 * longest * (ctas - 2 * in_last_round) > 5LL * worth * ctas;
 }
+HA_HOST_DEVICE constexpr bool cutting_pays(WholeTiles const& of, int size, int ctas) {
+  return cutting_pays(of, size, ctas, enough_readers(ctas, false));
+}
 
-// As Cuts.
-HA_HOST_DEVICE constexpr int cuts_of(WholeTiles const& of, FewReaders const& readers) {
-  return (cutting_pays(of, 1, readers.ctas) ? kCutsWholeTiles : 0) |
-         (cutting_pays(of, readers.cluster, readers.ctas) ? kCutsClusters : 0);
+// The same of decode beside a kernel that has `prefill` units: it takes SMs, and those that are left read more slowly.
+// Where it is more than an eighth, a tile longer than two CTAs' shares of all is cut, too: 64 tiles of 16k keys beside
+// a prompt of 2k took 220 us whole and 187 in parts.
+HA_HOST_DEVICE constexpr bool cutting_pays_beside(WholeTiles const& of, long long prefill, int size, int ctas,
+                                                  int enough) {
+  bool const is_long = static_cast<long long>(of.most) * ctas > 2 * of.units;
+  return (is_long && 8 * prefill > of.units) || cutting_pays(of, size, ctas, enough);
 }
 
 struct ScheduleKernelParams {
@@ -68,7 +76,7 @@ struct ScheduleKernelParams {
   int* metadata;  // as schedule.h lays it out
 };
 
-inline constexpr int kScheduleThreads = 1024;  // of a CTA, at most
+inline constexpr int kScheduleThreads = 1024;  // of a CTA, at most; the last warp takes no sequences
 inline constexpr int kScheduleBuckets = 256;   // of the sort: a CTA has at least as many threads
 inline constexpr int kScheduleCluster = 8;     // CTAs that share a large batch
 
@@ -83,7 +91,7 @@ inline ScheduleGrid schedule_grid(int batch) {
   constexpr int kMostOfOneCta = 512;
   int const ctas = batch <= kMostOfOneCta ? 1 : kScheduleCluster;
   int const wanted = ceil_div(ceil_div(batch, ctas), 32) * 32;
-  return {ctas, min_of(kScheduleThreads, max_of(kScheduleBuckets, wanted))};
+  return {ctas, min_of(kScheduleThreads, max_of(kScheduleBuckets, wanted) + 32)};
 }
 
 }  // namespace hopper_attention

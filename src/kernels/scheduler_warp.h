@@ -48,6 +48,15 @@ __device__ __forceinline__ void schedule(AttentionParams const& params, typename
     } else {
       publish_pairs(std::type_identity<RankedTiles>{});
     }
+  } else if (Traits::kInParts && from == WorkFrom::kClusters && params.cluster.size > 1) {
+    start_role<Traits>(params);
+    ClusterPartsSource source(params, Traits::kKeys, blockIdx.x);
+    publish<Traits>(params, shared, source, draw);
+  } else if (Traits::kInParts && from == WorkFrom::kDrawnTiles) {
+    start_role<Traits>(params);
+    warm_lengths(params.sequences);
+    FoldedTileSource source(params, Traits::kKeys);
+    publish<Traits>(params, shared, source, draw);
   } else if (Traits::kDecode && from == WorkFrom::kClusters) {
     ClusterWorkSource source(params, blockIdx.x);
     start_role<Traits>(params);

@@ -1,11 +1,11 @@
-// Merges the partial results of tiles that several CTAs have computed parts of.
-//
-// Source of the method: FlashDecoding (Dao et al. 2023); the list of parts follows from the schedule alone.
+// Merges the partial results of tiles that several CTAs have computed parts of. The list of parts follows from the
+// schedule alone.
 #pragma once
 
 #include "kernels/cute.h"
 
 #include "kernels/dependent_launch.h"
+#include "kernels/merged_row.h"
 #include "kernels/output_rows.h"
 #include "kernels/parted_tile.h"
 #include "kernels/sink.h"
@@ -15,31 +15,14 @@
 
 namespace hopper_attention {
 
-// What some parts of a tile, or all, leave of a row: O, of which a lane has some columns, and `sum` are to be
-// multiplied by 2^top. A row of which a part is NaN is NaN.
-template <int kColumns>
-struct MergedRow {
-  float columns[kColumns] = {};
-  float top = -INFINITY;
-  float sum = 0.0F;
-
-  // Relative to 2^higher from now on: `higher` is at least `top`, and not -inf.
-  __device__ __forceinline__ void raise(float higher) {
-    float const shrink = exp2_approx(top - higher);
-    CUTE_UNROLL
-    for (float& x : columns) { x *= shrink; }
-    sum *= shrink;
-    top = higher;
-  }
-};
-
-// Four columns of a row of out; one by one where out is not aligned for more.
-template <class Element>
-__device__ __forceinline__ void store_columns(Element* to, float const* values, float scale) {
+// Four columns of a row of out, from `first` of the merged ones; one by one where out is not aligned for more.
+template <class Element, int kColumns>
+__device__ __forceinline__ void store_columns(Element* to, MergedRow<kColumns> const& merged, int first,
+                                              RowEnd const& end) {
   constexpr int kCount = 4;
   cutlass::AlignedArray<Element, kCount> rounded;
   CUTE_UNROLL
-  for (int c = 0; c < kCount; ++c) { rounded[c] = Element(values[c] * scale); }
+  for (int c = 0; c < kCount; ++c) { rounded[c] = Element(end.scaled(merged.column(first + c))); }
   if (reinterpret_cast<std::uintptr_t>(to) % sizeof(rounded) == 0) {
     *reinterpret_cast<cutlass::AlignedArray<Element, kCount>*>(to) = rounded;
   } else {
@@ -48,11 +31,45 @@ __device__ __forceinline__ void store_columns(Element* to, float const* values, 
   }
 }
 
+// Adds a group of parts of a row, the first of them `begin`.
+template <int kColumns>
+__device__ __forceinline__ void merge_group(SplitCombineParams const& params, PartialParams const& partial,
+                                            PartedTile const& tile, int row, int begin, MergedRow<kColumns>& group) {
+  constexpr int kAtOnce = 16 / kColumns;  // whose ends and columns a warp waits for together
+  static_assert(kPartsOfGroup % kAtOnce == 0);
+  int const lane = threadIdx.x % 32;
+  CUTE_UNROLL
+  for (int first = 0; first < kPartsOfGroup; first += kAtOnce) {
+    float lses[kAtOnce];
+    float values[kAtOnce][kColumns];
+    CUTE_UNROLL
+    for (int i = 0; i < kAtOnce; ++i) {
+      int const part = begin + first + i;
+      int const from = tile.slot(part) * partial.rows + row;
+      lses[i] = part < tile.parts ? partial.lse[from] : 0.0F;
+      float const* const columns = partial.out + static_cast<std::int64_t>(from) * params.head_dim_v + lane * 4;
+      CUTE_UNROLL
+      for (int c = 0; c < kColumns; c += 4) {
+        bool const has = part < tile.parts && c * 32 + lane * 4 < params.head_dim_v;
+        float4 const four = has ? *reinterpret_cast<float4 const*>(columns + c * 32) : float4{};
+        values[i][c] = four.x;
+        values[i][c + 1] = four.y;
+        values[i][c + 2] = four.z;
+        values[i][c + 3] = four.w;
+      }
+    }
+    CUTE_UNROLL
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (begin + first + i < tile.parts) { group.add(lses[i], 1.0F, values[i]); }
+    }
+  }
+}
+
 // A warp has a row at a time, a lane four columns of 128. Several warps share a row where a tile has many parts; they
 // add up in shared memory in a fixed order. Where rows are many, instructions are what takes the time: 16,384 rows of
 // two parts took 17 us with 430 instructions for each.
-template <KernelFamily kFamily, int kColumns>  // of a lane: head dims up to 32 * kColumns
-__global__ void __launch_bounds__(kSplitCombineThreads, kSplitCombineBlocks)
+template <KernelFamily kFamily, int kColumns>  // split_combine_columns()
+__global__ void __launch_bounds__(kSplitCombineThreads, split_combine_blocks(kColumns))
     split_combine_kernel(__grid_constant__ SplitCombineParams const params) {
   __shared__ float shared_out[kSplitCombineWarps][32 * kColumns];
   __shared__ float shared_sum[kSplitCombineWarps];
@@ -89,9 +106,8 @@ __global__ void __launch_bounds__(kSplitCombineThreads, kSplitCombineBlocks)
   int const existing = min_of(queries.last + 1, params.rows - sequence.q_row);  // queries of the tile end here
   std::int64_t const out_of_tile = sequence.q_batch * params.out_stride_batch +
                                    static_cast<std::int64_t>(tile.head * packed_heads) * params.out_stride_head;
-  float const* const parts = task.partial.out + lane * 4;
   int warps_per_row = 1;
-  while (warps_per_row < kSplitCombineWarps && warps_per_row * 4 < tile.parts) { warps_per_row *= 2; }
+  while (warps_per_row < kSplitCombineWarps && warps_per_row * kPartsOfGroup < tile.parts) { warps_per_row *= 2; }
   int const rows_at_once = kSplitCombineWarps / warps_per_row;
   int const share_of_row = warp % warps_per_row;
   int const pieces = tile.shares * static_cast<int>(gridDim.y);
@@ -106,68 +122,35 @@ __global__ void __launch_bounds__(kSplitCombineThreads, kSplitCombineBlocks)
     int const head = row - slab * kSlabRows - query_in_slab * packed_heads;  // of the packed ones
     bool const exists = row < end && query_in_slab < task.packing.queries_per_slab && query < existing;
 
-    MergedRow<kColumns> merged;
-    constexpr int kPartsAtOnce = 16 / kColumns;  // whose ends and columns a warp waits for together
+    auto merged = MergedRow<kColumns>::none();
     CUTE_NO_UNROLL
-    for (int part = share_of_row; exists && part < tile.parts; part += warps_per_row * kPartsAtOnce) {
-      float exponents[kPartsAtOnce];
-      float4 values[kPartsAtOnce][kColumns / 4];
-      CUTE_UNROLL
-      for (int i = 0; i < kPartsAtOnce; ++i) {
-        bool const is_there = part + i * warps_per_row < tile.parts;
-        int const from = tile.slot(part + i * warps_per_row) * task.partial.rows + row;
-        exponents[i] = is_there ? task.partial.lse[from] : -INFINITY;
-        float const* const columns = parts + static_cast<std::int64_t>(from) * params.head_dim_v;
-        CUTE_UNROLL
-        for (int c = 0; c < kColumns / 4; ++c) {
-          bool const has = is_there && c * 128 + lane * 4 < params.head_dim_v;
-          values[i][c] = has ? *reinterpret_cast<float4 const*>(columns + c * 128) : float4{};
-        }
+    for (int before = 0; before < tile.parts; before += warps_per_row * kPartsOfGroup) {
+      int const begin = before + share_of_row * kPartsOfGroup;
+      auto group = MergedRow<kColumns>::none();
+      if (exists) { merge_group(params, task.partial, tile, row, begin, group); }
+      if (warps_per_row == 1) {
+        merged.add(group);
+        continue;  // there is no other
       }
-      float higher = merged.top;
       CUTE_UNROLL
-      for (float exponent : exponents) { higher = max_or_nan(higher, exponent); }
-      if (higher == -INFINITY) { continue; }
-      merged.raise(higher);
-      CUTE_UNROLL
-      for (int i = 0; i < kPartsAtOnce; ++i) {
-        float const weight = exp2_approx(exponents[i] - higher);
-        merged.sum += weight;
-        CUTE_UNROLL
-        for (int c = 0; c < kColumns; c += 4) {
-          merged.columns[c] += weight * values[i][c / 4].x;
-          merged.columns[c + 1] += weight * values[i][c / 4].y;
-          merged.columns[c + 2] += weight * values[i][c / 4].z;
-          merged.columns[c + 3] += weight * values[i][c / 4].w;
-        }
-      }
-    }
-    if (warps_per_row > 1) {
-      CUTE_UNROLL
-      for (int c = 0; c < kColumns; ++c) { shared_out[warp][c * 32 + lane] = merged.columns[c]; }
+      for (int c = 0; c < kColumns; ++c) { shared_out[warp][c * 32 + lane] = group.columns[c]; }
       if (lane == 0) {
-        shared_sum[warp] = merged.sum;
-        shared_top[warp] = merged.top;
+        shared_sum[warp] = group.sum;
+        shared_top[warp] = group.top;
       }
       __syncthreads();
-      if (share_of_row == 0) {
-        float higher = merged.top;
-        for (int other = warp + 1; other < warp + warps_per_row; ++other) {
-          higher = max_or_nan(higher, shared_top[other]);
-        }
-        if (higher != -INFINITY) {
-          merged.raise(higher);
-          for (int other = warp + 1; other < warp + warps_per_row; ++other) {
-            float const weight = exp2_approx(shared_top[other] - higher);
-            CUTE_UNROLL
-            for (int c = 0; c < kColumns; ++c) { merged.columns[c] += weight * shared_out[other][c * 32 + lane]; }
-            merged.sum += weight * shared_sum[other];
-          }
-        }
+      CUTE_NO_UNROLL
+      for (int i = 0; share_of_row == 0 && i < warps_per_row && before + i * kPartsOfGroup < tile.parts; ++i) {
+        MergedRow<kColumns> other;
+        CUTE_UNROLL
+        for (int c = 0; c < kColumns; ++c) { other.columns[c] = shared_out[warp + i][c * 32 + lane]; }
+        other.sum = shared_sum[warp + i];
+        other.top = shared_top[warp + i];
+        merged.add(other);
       }
       __syncthreads();
-      if (share_of_row != 0) { continue; }
     }
+    if (share_of_row != 0) { continue; }
     if (!exists) { continue; }
 
     RowEnd ended = row_end(merged.top, merged.sum);
@@ -181,9 +164,9 @@ __global__ void __launch_bounds__(kSplitCombineThreads, kSplitCombineBlocks)
     for (int c = 0; c < kColumns; c += 4) {
       if (c * 32 + lane * 4 >= params.head_dim_v) { continue; }
       if (params.dtype == DataType::kBFloat16) {
-        store_columns(static_cast<cutlass::bfloat16_t*>(params.out) + offset + c * 32, merged.columns + c, ended.scale);
+        store_columns(static_cast<cutlass::bfloat16_t*>(params.out) + offset + c * 32, merged, c, ended);
       } else {
-        store_columns(static_cast<cutlass::half_t*>(params.out) + offset + c * 32, merged.columns + c, ended.scale);
+        store_columns(static_cast<cutlass::half_t*>(params.out) + offset + c * 32, merged, c, ended);
       }
     }
     if (params.lse != nullptr && lane == 0) {

@@ -29,6 +29,9 @@ struct SplitCombineParams : ResultParams {
 
 inline constexpr int kSplitCombineWarps = 8;
 inline constexpr int kSplitCombineThreads = 32 * kSplitCombineWarps;
-inline constexpr int kSplitCombineBlocks = 4;  // of an SM at once
+
+// Columns of a row that a lane has, for head dims up to 128 or 256, and blocks of an SM at once.
+constexpr int split_combine_columns(int head_dim_v) { return head_dim_v <= 128 ? 4 : 8; }
+constexpr int split_combine_blocks(int columns) { return columns == 4 ? 4 : 3; }
 
 }  // namespace hopper_attention

@@ -58,7 +58,7 @@ class SwappedMainloop {
     }
   }
 
-  __device__ __forceinline__ auto output() const { return columns_view(output_); }
+  __device__ __forceinline__ auto output() { return columns_view(output_); }
 
   // What the thread's columns end with. All threads of the warpgroup, once for a tile; the caller syncs them before the
   // next one.

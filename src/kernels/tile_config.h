@@ -19,7 +19,8 @@ namespace hopper_attention {
 // parts. Schedules count the tiles of kRagged all the same. kPaired is for so few tiles that each has an SM, of which
 // some are long and some short, or so few that each has several: the thread blocks of a cluster share a long one and a
 // short one.
-// Softcap for many queries, in dense calls too, has kernels of its own with the tiles of kRagged.
+// Softcap for many queries, in dense calls too, has kernels of its own with the tiles of kRagged. So has
+// batch_invariant with those of kFewRows: what merges parts would take short calls 0.2 us.
 enum class TileUse : std::uint8_t {
   kDense,
   kRagged,
@@ -30,7 +31,8 @@ enum class TileUse : std::uint8_t {
   kPaired,
   kCapped,
   kDecode,
-  kFewRows
+  kFewRows,
+  kFewRowsInParts
 };
 
 constexpr Calls calls_of(TileUse use) {
@@ -49,6 +51,8 @@ constexpr Calls calls_of(TileUse use) {
       return Calls::kPaired;
     case TileUse::kCapped:
       return Calls::kCapped;
+    case TileUse::kFewRowsInParts:
+      return Calls::kInParts;
     default:
       return Calls::kAll;
   }
@@ -184,6 +188,11 @@ inline constexpr std::array kTiles{
         TileUse::kFewRows, {16, 64, 192, 192, 8}, "queries are the columns of S and O: 16 of them instead of 64 rows"},
     TileRow{
         TileUse::kFewRows, {16, 64, 256, 256, 6}, "queries are the columns of S and O: 16 of them instead of 64 rows"},
+    TileRow{TileUse::kFewRowsInParts, {16, 128, 64, 64, 6, 2}, "as without batch_invariant"},
+    TileRow{TileUse::kFewRowsInParts, {16, 128, 128, 128, 6}, "as without batch_invariant"},
+    TileRow{TileUse::kFewRowsInParts, {16, 64, 192, 128, 8}, "as without batch_invariant"},
+    TileRow{TileUse::kFewRowsInParts, {16, 64, 192, 192, 8}, "as without batch_invariant"},
+    TileRow{TileUse::kFewRowsInParts, {16, 64, 256, 256, 6}, "as without batch_invariant"},
 };
 
 // The first row for the smallest head dims that hold (head_dim, head_dim_v); nullptr if none does.

@@ -23,6 +23,8 @@ inline constexpr int kMostCluster = 16;
 inline constexpr int kMostMergeRows = kSlabRows / 2;
 // Columns of a row that a thread merges at once: a float4 of each part.
 inline constexpr int kMergeColumns = 4;
+// Parts that follow from a tile alone which are merged with each other before they are merged with others.
+inline constexpr int kPartsOfGroup = 4;
 
 // A tile is stored as column slabs as wide as the shared-memory swizzle: 64 columns (128 bytes) or 32 (64 bytes).
 constexpr int slab_columns(int head_dim) { return head_dim % 64 == 0 ? 64 : 32; }

@@ -181,6 +181,12 @@ HA_HOST_DEVICE bool is_done(AttentionParams const& params, Sequence const& seque
   return m * params.packing.queries_per_slab >= sequence.len.q || !params.takes(sequence);
 }
 
+// In how many parts each tile of a sequence of few queries is, if they follow from it alone.
+HA_HOST_DEVICE int parts_of_tile(AttentionParams const& params, int keys, Sequence const& sequence) {
+  TileShape const shape{.queries = max_of(1, sequence.len.q), .keys = keys, .fixed_split = params.cluster.longest_part};
+  return params.takes(sequence) ? sequence_work(shape, params.mask, sequence.len).units : 1;
+}
+
 // Of a grid of clusters: tiles follow from their index. Sequences with more queries than a tile holds give it more
 // tiles.
 class ClusterWorkSource {
@@ -231,6 +237,55 @@ class ClusterWorkSource {
   Sequence sequence_{};
 };
 
+// Of a grid of clusters, all at once, whose tiles are in parts that follow from them alone: a CTA takes one part where
+// the cluster has one for each, else a group of them, one after the other (merged_row.h). `keys` of a block.
+class ClusterPartsSource {
+ public:
+  static constexpr bool kDraws = false;
+
+  HA_HOST_DEVICE ClusterPartsSource(AttentionParams const& params, int keys, int cta) : params_(params) {
+    ClusterParams const& cluster = params.cluster;
+    int const tile = cluster.first_tile(cta);
+    int const rank = cta - tile * cluster.size;
+    if (tile >= cluster.tiles) { return; }
+    item_.place = cluster.sequence(tile);
+    item_.head = tile - item_.place * cluster.tiles_of_sequence.divisor;
+    sequence_ = sequence_at(params.sequences, item_.place);
+    item_.units = parts_of_tile(params, keys, sequence_);
+    item_.in_cluster = item_.units > 1;
+    one_each_ = item_.units <= cluster.size;
+    int const parts = one_each_ ? 1 : kPartsOfGroup;
+    begin_ = min_of(rank * parts, item_.units);
+    // The last one takes what there is, if the bound was too small.
+    end_ = rank + 1 == cluster.size ? item_.units : min_of(begin_ + parts, item_.units);
+    item_.first = begin_;
+    if (!item_.in_cluster && rank > 0) { item_.place = -1; }
+  }
+
+  template <class Draw>
+  HA_HOST_DEVICE bool next(WorkItem& item, Sequence& sequence, Draw /*draw*/) {
+    item_.last = min_of(item_.first + 1, end_);
+    item_.part = !item_.in_cluster ? TilePart::kWhole
+                 : one_each_       ? TilePart::kPart
+                                   : folded_part(item_.first, begin_, end_);
+    item = item_;
+    sequence = sequence_;
+    if (item_.place < 0) { return true; }
+    item_.first = item_.last < end_ ? item_.last : begin_;
+    // Sequences with more queries than a tile holds give it more tiles.
+    if (item_.first == begin_ && is_done(params_, sequence_, ++item_.m)) { item_.place = -1; }
+    return true;
+  }
+
+ private:
+  AttentionParams const& params_;
+  int begin_ = 0;  // of the CTA's parts
+  int end_ = 0;
+  bool one_each_ = false;
+  WorkItem item_;
+  Sequence sequence_{};
+};
+
 // Of a grid whose CTAs draw whole tiles, one for each sequence and head group, in the order of the schedule. Nothing
 // else of it is needed: a call of 255 us takes 2.5 less than with WorkSource.
 class DrawnTileSource {
@@ -267,6 +322,37 @@ class DrawnTileSource {
  private:
   AttentionParams const& params_;
   Draws draws_;
+  WorkItem item_;
+  Sequence sequence_{};
+};
+
+// The same of tiles in parts that follow from them alone: an item for each, one after the other. `keys` of a block.
+class FoldedTileSource {
+ public:
+  static constexpr bool kDraws = true;
+
+  HA_HOST_DEVICE FoldedTileSource(AttentionParams const& params, int keys)
+      : params_(params), keys_(keys), tiles_(params) {}
+
+  // The list may end soon behind a whole tile.
+  template <class Draw>
+  HA_HOST_DEVICE bool next(WorkItem& item, Sequence& sequence, Draw draw) {
+    if (item_.last < item_.units) {
+      item_.first = item_.last++;
+    } else {
+      tiles_.next(item_, sequence_, draw);
+      if (item_.place >= 0) { item_.units = parts_of_tile(params_, keys_, sequence_); }
+    }
+    if (item_.units > 1) { item_.part = folded_part(item_.first, 0, item_.units); }
+    item = item_;
+    sequence = sequence_;
+    return item_.last == item_.units;
+  }
+
+ private:
+  AttentionParams const& params_;
+  int keys_;
+  DrawnTileSource tiles_;
   WorkItem item_;
   Sequence sequence_{};
 };

@@ -19,6 +19,7 @@ struct alignas(8) TileWork {
   bool last = false;             // there is no more work, and nothing else in here counts
   bool announces_loads = false;  // the scheduler waits until all of its keys have been asked for
   bool in_cluster = false;       // the CTAs of the cluster have a part of the tile each, which they merge
+  TilePart part = TilePart::kWhole;
 
   HA_HOST_DEVICE int first_key(int n, int block) const { return range.origin + n * block; }
 
@@ -44,6 +45,7 @@ HA_HOST_DEVICE TileWork tile_work(AttentionParams const& p, int slabs, int keys,
   TileWork work{item.head, p.load.groups_per_head_k.quotient(item.head), queries, sequence};
   work.slot = item.slot;
   work.in_cluster = item.in_cluster;
+  work.part = item.part;
   if (queries.last < queries.first) { return work; }
   BlockAlignment const alignment{p.alignment.unit, sequence.k_row};
   BlockRange const range = block_range(p.mask, queries.first, queries.last, sequence.len, keys, alignment);

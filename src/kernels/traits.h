@@ -38,6 +38,7 @@ struct AttentionTraits {
   static constexpr bool kPages = kListed && kTile.calls != Calls::kWhole;
   static constexpr bool kPaired = kTile.calls == Calls::kPaired;
   static constexpr bool kRanked = may_rank_tiles(kTile);
+  static constexpr bool kInParts = kTile.calls == Calls::kInParts;                    // that follow from the tile alone
   static constexpr bool kParts = kPages && !kPaired && kTile.calls != Calls::kUncut;  // of tiles
 
   // Registers of a thread after setmaxnreg; together at most what the CTA was launched with: 168 a thread for three

@@ -1,10 +1,38 @@
 // Pieces of tiles, which CTAs compute one at a time, and where the units of a schedule lie in tiles.
 #pragma once
 
+#include <cstdint>
+
 #include "kernels/host_device.h"
 #include "kernels/schedule.h"
 
 namespace hopper_attention {
+
+// What an item is to the tile where it is in parts that follow from it alone (fixed_parts()).
+enum class TilePart : std::uint8_t {
+  kWhole,    // no such part
+  kPart,     // one, which the cluster merges
+  kFirst,    // of those that the CTA takes one after the other, and merges by itself
+  kBetween,  // of these
+  kLast,     // of these
+  kGroup,    // the only one of these, or none
+};
+
+HA_HOST_DEVICE constexpr bool is_folded(TilePart part) { return part >= TilePart::kFirst; }
+
+// Whether the CTA has had nothing of the tile before, and will have nothing behind it.
+HA_HOST_DEVICE constexpr bool begins_tile(TilePart part) {
+  return part != TilePart::kBetween && part != TilePart::kLast;
+}
+HA_HOST_DEVICE constexpr bool ends_tile(TilePart part) {
+  return part != TilePart::kFirst && part != TilePart::kBetween;
+}
+
+// Item `first` of the items [begin, end) that a CTA takes one after the other.
+HA_HOST_DEVICE constexpr TilePart folded_part(int first, int begin, int end) {
+  bool const ends = first + 1 >= end;
+  return first == begin ? (ends ? TilePart::kGroup : TilePart::kFirst) : ends ? TilePart::kLast : TilePart::kBetween;
+}
 
 // A piece of a tile: what one CTA computes at a time.
 struct WorkItem {
@@ -14,8 +42,9 @@ struct WorkItem {
   int first = 0;   // units [first, last) of `units`
   int last = 1;
   int units = 1;
-  int slot = -1;            // of the workspace that takes the partial result; -1: the item is the whole tile
+  int slot = -1;  // of the workspace that takes the partial result; -1: none, since the CTA has all of the tile
   bool in_cluster = false;  // each CTA of the cluster has a part
+  TilePart part = TilePart::kWhole;
 };
 
 // A place, and what of the list lies before it and up to its end: tiles or units, of one head group.

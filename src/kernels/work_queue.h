@@ -52,7 +52,8 @@ __device__ __forceinline__ void publish(AttentionParams const& params, typename 
         }
       }
     } while (!work.last && (work.queries.last < work.queries.first || (Traits::kDecode && !params.takes(sequence))));
-    behind_long_item = ends_soon && work.range.blocks() >= kLongItem;
+    behind_long_item =
+        ends_soon && (work.range.blocks() >= kLongItem || (Traits::kInParts && work.part == TilePart::kLast));
     work.announces_loads = Traits::kListed && Source::kDraws && behind_long_item;
     __syncwarp();  // every lane has waited, then one writes
     if (lane == 0) {

@@ -258,6 +258,7 @@ int check_schedules() {
       work.sequences = params.sequences;
       work.schedule.metadata = metadata.data();
       work.schedule.batch = batch;
+      work.schedule.stride = schedule_stride(batch);
       work.schedule.places = round % 2 == 0 ? Places::kDecode : Places::kPrefill;
       work.schedule.head_groups = FastDivmod(1 + up_to(7));
       work.schedule.ctas = 132;

@@ -18,6 +18,7 @@
 #include "kernels/host_device.h"
 #include "kernels/paired_tiles.h"
 #include "kernels/tile_config.h"
+#include "kernels/tile_geometry.h"
 #include "kernels/tile_scheduler.h"
 
 namespace hopper_attention {
@@ -352,7 +353,7 @@ TEST_CASE("plan: heads that share K and V stay together; L2 is left only where t
         CHECK(made.heads_per_pass <= all);
         int const sharing = ratio / made.packed_heads;
         CHECK((made.heads_per_pass % sharing == 0));
-        std::int64_t const in_l2 = (std::int64_t{20} << 20) / (std::int64_t{seqlen} * 256 * 2) * sharing;
+        std::int64_t const in_l2 = (std::int64_t{55} << 20) / (std::int64_t{seqlen} * 256 * 2) * sharing;  // 1.1 of it
         bool const fits = made.heads_per_pass <= std::max<std::int64_t>(in_l2, sharing);
         if (!fits && made.tiles < 1 << 15) {
           // What fits would leave blocks with more than their share.
@@ -770,7 +771,8 @@ TEST_CASE("plan: tiles of a ragged call with many rows follow from the head dims
           bool const many_without_prefill = 4 * seqlen_q > 16 && (4 * seqlen_q <= 64 || batch_invariant);
           bool const few = !many_without_prefill && known;
           for (KernelPlan const& kernel : plan(p, card(114)).kernels) {
-            TileUse const decode = few ? TileUse::kFewRows : TileUse::kDecode;
+            TileUse const of_few = batch_invariant ? TileUse::kFewRowsInParts : TileUse::kFewRows;
+            TileUse const decode = few ? of_few : TileUse::kDecode;
             TileUse const use = kernel.family == KernelFamily::kDecode ? decode
                                 : kernel.may_split                     ? TileUse::kRagged
                                                                        : TileUse::kWhole;
@@ -1500,7 +1502,7 @@ TEST_CASE("plan: explain tells why a tile is shared by so many blocks, or by non
 }
 
 TEST_CASE("plan: with batch invariance, metadata serve packed queries that all count, on one rank") {
-  Problem p = ragged(1, 8192, 128, 4);
+  Problem p = ragged(1, 200'000, 128, 4);  // too many parts for clusters
   p.has_metadata = p.batch_invariant = true;
   for (bool const packed : {false, true}) {
     for (bool const seqused : {false, true}) {
@@ -1526,6 +1528,7 @@ TEST_CASE("plan: with batch invariance, metadata serve packed queries that all c
 TEST_CASE(
     "plan: batch invariance has splits of fixed size, of which one is a whole tile, and a tile for up to 16 rows") {
   int mixed = 0;
+  int in_clusters = 0;
   for (Problem p : decode_problems()) {
     for (bool const packed_q : {false, true}) {
       if (packed_q && !p.ragged) { continue; }
@@ -1533,17 +1536,28 @@ TEST_CASE(
       p.packed_q = packed_q;
       p.total_q = std::int64_t{p.batch} * p.seqlen_q;
       Plan const made = plan(p, card(132));
-      TileConfig const& few = find_tile(p.head_dim, p.head_dim_v, TileUse::kFewRows)->tile;
+      TileConfig const& few = find_tile(p.head_dim, p.head_dim_v, TileUse::kFewRowsInParts)->tile;
       TileConfig const& many = find_tile(p.head_dim, p.head_dim_v, TileUse::kDecode)->tile;
       bool const known = few.head_dim == many.head_dim;
       int const rows = p.seqlen_q * (p.heads_q / p.heads_k);
       bool const two = known && packed_q && rows > 16;  // sequences may have fewer queries than the bound
       bool const whole = p.seqlen_k <= 4096 && rows <= 64;
       mixed += two;
-      CHECK(made.cluster == (whole && !two ? 1 : 0));
+      CAPTURE(made.explain());
+      bool const in_parts = made.cluster > 1;  // a block for each part of a tile, or each group of parts
+      in_clusters += in_parts;
+      if (in_parts) {
+        int const parts = fixed_parts(ceil_div(p.seqlen_k, few.keys), 4096 / few.keys);
+        CHECK((!whole && !two && known && rows <= 16 && !made.listed));
+        CHECK((made.cluster <= 16 && made.cluster * p.batch * p.heads_k <= 132 * few.per_sm));
+        CHECK((made.cluster >= parts || kPartsOfGroup * made.cluster >= parts));
+        CHECK(made.workspace_bytes == 0);
+      } else {
+        CHECK(made.cluster == (whole && !two ? 1 : 0));
+      }
       CHECK(made.fixed_splits);
-      CHECK((made.listed || whole));
-      CHECK((!whole || !made.kernels.front().may_split));
+      CHECK((made.listed || whole || in_parts));
+      CHECK(((!whole && !in_parts) || !made.kernels.front().may_split));
       std::size_t decode_kernels = 0;
       for (KernelPlan const& kernel : made.kernels) {
         if (kernel.family == KernelFamily::kPrefill) { continue; }
@@ -1559,6 +1573,35 @@ TEST_CASE(
     }
   }
   CHECK(mixed > 100);
+  CHECK(in_clusters > 100);
+}
+
+TEST_CASE("plan: with batch invariance, clusters hold the parts of any sequence, also where the longest sees little") {
+  struct Case {
+    int chunk, seqlen_k, batch;
+  };
+  for (Case const& c : {Case{16'384, 16'485, 1}, {16'384, 16'484, 12}, {8192, 12'000, 1}, {262'144, 267'144, 1}}) {
+    Problem p = ragged(1, c.seqlen_k, 128, c.batch);
+    p.batch_invariant = true;
+    p.mask.chunk = c.chunk;
+    Plan const made = plan(p, card(132));
+    CAPTURE(made.explain());
+    int const parts = fixed_parts(ceil_div(c.chunk, 128), 4096 / 128);
+    CHECK((made.listed || kPartsOfGroup * made.cluster >= parts));
+    CHECK(made.cluster != 1);
+  }
+}
+
+TEST_CASE("tiles: with batch_invariant few rows have a kernel of their own with the same tile") {
+  int count = 0;
+  for (TileRow const& row : kTiles) {
+    if (row.use != TileUse::kFewRows) { continue; }
+    TileConfig in_parts = row.tile;
+    in_parts.calls = Calls::kInParts;
+    CHECK(find_tile(row.tile.head_dim, row.tile.head_dim_v, TileUse::kFewRowsInParts)->tile == in_parts);
+    ++count;
+  }
+  CHECK(count == 5);
 }
 
 TEST_CASE("tiles: a schedule counts the blocks of a call whichever of the two decode tiles it uses") {

@@ -9,20 +9,21 @@
 
 namespace hopper_attention {
 
-// Units to an eighth: the number of the step, larger for longer tiles. From 2^18 units on all are alike.
-inline int step_of(int units) {
+// Blocks to an eighth: the number of the step, larger for longer tiles. From 2^18 blocks on all are alike.
+inline int step_of(int blocks) {
   int halvings = 0;
-  while (units >> halvings >= 16) { ++halvings; }
-  return std::min(8 * halvings + (units >> halvings), 127);
+  while (blocks >> halvings >= 16) { ++halvings; }
+  return std::min(8 * halvings + (blocks >> halvings), 127);
 }
 
 struct ModelPlace {
   int sequence = 0;
   bool decode = false;
   SequenceWork work{};
+  SequenceWork in_blocks{};  // however many parts it has
 
   // Where it stands: prefill before decode, long before short. Equals keep their order.
-  int rank() const { return (decode ? 128 : 0) + 127 - (work.tiles == 0 ? 0 : step_of(work.units)); }
+  int rank() const { return (decode ? 128 : 0) + 127 - (work.tiles == 0 ? 0 : step_of(in_blocks.units)); }
 };
 
 inline std::vector<ModelPlace> model_places(ScheduleKernelParams const& params) {
@@ -30,7 +31,8 @@ inline std::vector<ModelPlace> model_places(ScheduleKernelParams const& params) 
   for (int b = 0; b < params.sequences.batch; ++b) {
     SeqlenQK const len = sequence_at(params.sequences, b).len;
     bool const decode = len.q <= params.decode.queries;
-    places.push_back({b, decode, sequence_work(decode ? params.decode : params.prefill, params.mask, len)});
+    TileShape const& shape = decode ? params.decode : params.prefill;
+    places.push_back({b, decode, sequence_work(shape, params.mask, len), work_in_blocks(shape, params.mask, len)});
   }
   std::stable_sort(places.begin(), places.end(), [](auto const& a, auto const& b) { return a.rank() < b.rank(); });
   return places;
@@ -71,18 +73,18 @@ inline void round_up_units(FewTiles const& few, std::vector<ModelPlace>& places)
 
 inline std::vector<int> model_metadata(ScheduleKernelParams const& params) {
   std::vector<ModelPlace> places = model_places(params);
-  int longest[2] = {0, 0};  // units of a tile: prefill, decode
+  int longest[2] = {0, 0};  // blocks of a tile: prefill, decode
   for (ModelPlace const& place : places) {
     int& most = longest[place.decode ? 1 : 0];
-    if (place.work.tiles > 0) { most = std::max(most, place.work.units); }
+    if (place.work.tiles > 0) { most = std::max(most, place.in_blocks.units); }
   }
   WholeTiles of_decode, of_all;  // of one head group
   for (ModelPlace const& place : places) {
     if (place.work.tiles == 0) { continue; }
     of_all.tiles += place.work.tiles;
-    of_all.units += place.work.sum();
+    of_all.units += place.in_blocks.sum();
     of_decode.tiles += place.decode ? place.work.tiles : 0;
-    of_decode.units += place.decode ? place.work.sum() : 0;
+    of_decode.units += place.decode ? place.in_blocks.sum() : 0;
   }
   of_decode.most = longest[1];
   of_all.most = std::max(longest[0], longest[1]);
@@ -97,7 +99,7 @@ inline std::vector<int> model_metadata(ScheduleKernelParams const& params) {
       order[i] = place.sequence;
       tiles += place.work.tiles;
       units += place.work.sum();
-      if (!place.decode) { ++facts[kPrefillPlaces]; }
+      if (!place.decode) { ++facts[kPlacesAndCuts]; }
     }
     tiles_until[i] = tiles;
     units_until[i] = units;
@@ -105,11 +107,18 @@ inline std::vector<int> model_metadata(ScheduleKernelParams const& params) {
   facts[kMostUnitsPrefill] = longest[0];
   facts[kMostUnitsDecode] = longest[1];
   long long const groups = params.few_tiles.head_groups;
-  auto const cuts = [&](WholeTiles const& of) {
-    return cuts_of({groups * of.tiles, groups * of.units, of.most}, params.readers);
+  auto const cuts = [&](WholeTiles const& of, long long prefill) {
+    WholeTiles const of_groups{groups * of.tiles, groups * of.units, of.most};
+    FewReaders const& readers = params.readers;
+    int const longest_part = params.decode.fixed_split;
+    if (longest_part > 0 && of.most <= longest_part) { return 0; }
+    int const enough = enough_readers(readers.ctas, longest_part > 0);
+    auto const pays = [&](int size) {
+      return cutting_pays_beside(of_groups, groups * prefill, size, readers.ctas, enough);
+    };
+    return (pays(1) ? 1 : 0) + (pays(readers.cluster) ? 2 : 0);
   };
-  facts[kCutsDecode] = cuts(of_decode);
-  facts[kCutsAll] = cuts(of_all);
+  facts[kPlacesAndCuts] += (cuts(of_decode, of_all.units - of_decode.units) << 26) + (cuts(of_all, 0) << 28);
   std::vector<int> metadata{0};
   for (auto const& part : {order, tiles_until, units_until, facts}) {
     metadata.insert(metadata.end(), part.begin(), part.end());

@@ -285,8 +285,15 @@ struct Done {
 };
 
 // What a source of work may find in its caller's item: that of a tile before.
-constexpr WorkItem kStaleItem{
-    .place = 1, .head = 2, .m = 3, .first = 4, .last = 5, .units = 6, .slot = 7, .in_cluster = true};
+constexpr WorkItem kStaleItem{.place = 1,
+                              .head = 2,
+                              .m = 3,
+                              .first = 4,
+                              .last = 5,
+                              .units = 6,
+                              .slot = 7,
+                              .in_cluster = true,
+                              .part = TilePart::kBetween};
 
 enum class Turn { kRandom, kLeastLoaded, kLastFirst };
 
@@ -383,6 +390,10 @@ struct WithState {
 std::string run_kernel(AttentionParams const& params, KernelPlan const& kernel, Random& random, Turn turn,
                        std::vector<Done>& done) {
   if (kernel.family == KernelFamily::kDecode && work_of(params) == WorkFrom::kDrawnTiles) {
+    if (kernel.tile.calls == Calls::kInParts) {
+      return run_drawing(params, kernel, random, turn, done,
+                         [&] { return FoldedTileSource(params, kernel.tile.keys); });
+    }
     return run_drawing(params, kernel, random, turn, done, [&] { return DrawnTileSource(params); });
   }
   auto const run = [&]<class Source>(std::type_identity<Source>) {
@@ -558,7 +569,8 @@ std::string coverage_fault(Call const& call, KernelPlan const& kernel, Attention
         }
         int const ctas = std::max(1, params.cluster.size) *
                          (params.cluster.first_takes_all(sequence.len) ? 1 : params.cluster.of_tile);
-        if (by_cluster && static_cast<int>(found->second.size()) != ctas) {
+        bool const in_parts = params.cluster.longest_part > 0;  // counted elsewhere
+        if (by_cluster && !in_parts && static_cast<int>(found->second.size()) != ctas) {
           return "not one part for each CTA of the cluster" + where;
         }
         for (int const count : visits) {
@@ -576,6 +588,46 @@ std::string slot_fault(std::vector<Done> const& done) {
     if (d.item.slot >= 0 && !slots.insert(d.item.slot).second) {
       return "two parts share slot " + std::to_string(d.item.slot);
     }
+  }
+  return "";
+}
+
+// Of tiles that a CTA takes part by part: as many as every call cuts them into, in the order of the keys, one after the
+// other, and nothing in between.
+std::string folded_fault(Call const& call, std::vector<Done> const& done) {
+  TileShape const shape = schedule_kernel_of(call).decode;
+  std::map<int, WorkItem> unfinished;  // of a CTA
+  for (Done const& d : done) {
+    WorkItem const& item = d.item;
+    int const parts = sequence_work(shape, call.problem.mask, d.work.sequence.len).units;
+    if (item.units != parts || item.last != item.first + 1) { return "other parts than those that may be shared out"; }
+    if (item.slot >= 0) { return "a part with a slot"; }
+    auto const before = unfinished.find(d.cta);
+    if (before == unfinished.end()) {
+      if (item.first != 0 || !begins_tile(d.work.part)) { return "a tile that does not begin"; }
+    } else {
+      WorkItem const& last = before->second;
+      bool const same = last.place == item.place && last.head == item.head && last.m == item.m;
+      if (!same || item.first != last.last || begins_tile(d.work.part)) {
+        return "parts that do not follow each other";
+      }
+      unfinished.erase(before);
+    }
+    if ((item.last == item.units) != ends_tile(d.work.part)) { return "a tile that ends elsewhere"; }
+    if (item.last < item.units) { unfinished[d.cta] = item; }
+  }
+  return unfinished.empty() ? "" : "a tile that does not end";
+}
+
+// With batch_invariant a tile is in the parts that follow from it alone, whoever takes them.
+std::string fixed_parts_fault(Call const& call, std::map<TileName, std::vector<Part>> const& tiles) {
+  TileShape const shape = schedule_kernel_of(call).decode;
+  for (auto const& [name, parts] : tiles) {
+    Sequence const sequence = sequence_at(call.sequences, std::get<0>(name));
+    if (sequence.len.q > shape.queries) { continue; }  // prefill, or more than the bound
+    auto const count = std::ranges::count_if(parts, [](Part const& part) { return part.begin < part.end; });
+    int const expected = sequence_work(shape, call.problem.mask, sequence.len).units;
+    if (count != expected && (count != 0 || expected != 1)) { return "other parts than follow from the tile"; }
   }
   return "";
 }
@@ -630,13 +682,61 @@ std::string combine_fault(Call& call, KernelPlan const& kernel, std::map<TileNam
 // another size than those that metadata count, sequences of as many units whose tiles are as many once they are rounded
 // run together, also those of different classes.
 std::string order_fault(Call const& call, AttentionParams const& params, std::vector<Done> done) {
+  std::erase_if(done, [](Done const& d) { return !begins_tile(d.work.part); });
   std::sort(done.begin(), done.end(), [](Done const& a, Done const& b) { return a.index < b.index; });
   std::vector<ModelPlace> const places = model_places(schedule_kernel_of(call));
   for (std::size_t i = 1; i < done.size(); ++i) {
     auto const place = [&](Done const& d) { return places[static_cast<std::size_t>(d.item.place)]; };
-    bool const together = params.schedule.resized.on() && place(done[i]).work.units == place(done[i - 1]).work.units;
+    auto const work = [&](Done const& d) { return std::pair(place(d).work.tiles, place(d).work.units); };
+    bool const in_turn = params.schedule.resized.on() || params.schedule.fixed_splits;
+    bool const together = in_turn && work(done[i]) == work(done[i - 1]);
     if (place(done[i]).rank() < place(done[i - 1]).rank() && !together) { return "a longer tile comes later"; }
     if (done[i].index == done[i - 1].index) { return "a tile was drawn twice"; }
+  }
+  return "";
+}
+
+// The same where tiles are in parts that follow from them alone: each CTA has one, or a group of them, or a whole tile.
+// Where any is shared, all CTAs of the cluster must come to merge it.
+std::string run_clusters_in_parts(AttentionParams const& params, KernelPlan const& kernel, std::vector<Done>& done) {
+  int const size = params.cluster.size;
+  std::vector<TileName> leader;
+  for (int cta = 0; cta < kernel.ctas; ++cta) {
+    int const rank = cta % size;
+    ClusterPartsSource source(params, kernel.tile.keys, cta);
+    std::vector<TileName> merged;
+    std::optional<WorkItem> before;  // of a group that has not ended
+    for (int calls = 0;; ++calls) {
+      if (calls > 100'000) { return "no end"; }
+      WorkItem item = kStaleItem;
+      Sequence sequence{};
+      source.next(item, sequence, 0);
+      if (item.place < 0) { break; }
+      if (item.slot >= 0) { return "a part with a slot"; }
+      TileWork const work = tile_work(params, slabs_of(kernel.tile), kernel.tile.keys, item, sequence);
+      if (work.queries.last < work.queries.first) { continue; }
+      bool const shared = item.units > 1;
+      if (item.in_cluster != shared || (!shared && rank > 0)) { return "a whole tile of another"; }
+      bool const one_each = item.units <= size;
+      if ((item.part == TilePart::kWhole) == shared || (item.part == TilePart::kPart) != (shared && one_each)) {
+        return "CTAs that do not agree on how to merge";
+      }
+      int const parts = one_each ? 1 : kPartsOfGroup;
+      int const begin = std::min(rank * parts, item.units);
+      int const end = std::min(begin + parts, item.units);
+      if (shared && (item.first < begin || item.last > end)) { return "the part of another"; }
+      if (begins_tile(item.part) != !before || (before && before->last != item.first)) {
+        return "parts that do not follow each other";
+      }
+      if (begins_tile(item.part) && shared && item.first != begin) { return "parts that nobody takes"; }
+      before = ends_tile(item.part) ? std::nullopt : std::optional(item);
+      if (ends_tile(item.part) && shared && item.last != end) { return "parts that nobody takes"; }
+      if (ends_tile(item.part) && shared) { merged.emplace_back(sequence.batch, item.head, item.m); }
+      done.push_back({item, work, cta, -1});
+    }
+    if (before) { return "a group that does not end"; }
+    if (rank == 0) { leader = merged; }
+    if (merged != leader) { return "CTAs of a cluster do not merge the same tiles"; }
   }
   return "";
 }
@@ -645,6 +745,7 @@ std::string order_fault(Call const& call, AttentionParams const& params, std::ve
 // same ones in the same order.
 std::string run_clusters(AttentionParams const& params, KernelPlan const& kernel, std::vector<Done>& done) {
   ClusterParams const& cluster = params.cluster;
+  if (kernel.tile.calls == Calls::kInParts && cluster.size > 1) { return run_clusters_in_parts(params, kernel, done); }
   std::vector<TileName> leader;
   for (int cta = 0; cta < kernel.ctas; ++cta) {
     ClusterWorkSource source(params, cta);
@@ -684,7 +785,7 @@ struct Seen {
   int by_index = 0, by_rank = 0;
   int in_equal_parts = 0, whole_instead = 0;
   int in_pairs = 0, whole_of_pairs = 0;
-  int clusters_by_schedule = 0, drawn_by_schedule = 0, units_by_schedule = 0;
+  int clusters_by_schedule = 0, drawn_by_schedule = 0, units_by_schedule = 0, folded = 0, clusters_in_parts = 0;
 };
 
 // Units of the busiest CTA, over those of all.
@@ -761,11 +862,15 @@ std::string cluster_fault(Call& call, KernelPlan const& kernel, Random& random, 
   AttentionParams const params = params_of(call, kernel);
   bool const draws = work_of(params) == WorkFrom::kDrawnTiles;
   seen.drawn += draws;
+  seen.folded += draws && params.cluster.longest_part > 0;
+  seen.clusters_in_parts += params.cluster.longest_part > 0 && params.cluster.size > 1;
   std::vector<Done> done;
   std::string fault =
       draws ? run_kernel(params, kernel, random, Turn::kRandom, done) : run_clusters(params, kernel, done);
   auto const tiles = parts_of_tiles(params, done);
   if (fault.empty()) { fault = coverage_fault(call, kernel, params, tiles); }
+  if (fault.empty() && draws && params.cluster.longest_part > 0) { fault = folded_fault(call, done); }
+  if (fault.empty() && call.plan.fixed_splits) { fault = fixed_parts_fault(call, tiles); }
   if (fault.empty() && draws) { fault = order_fault(call, params, done); }
   if (fault.empty() && kernel.may_split) { fault = combine_fault(call, kernel, tiles); }
   return fault;
@@ -1359,8 +1464,10 @@ TEST_CASE("schedule: where the bound is what a page table has room for, lengths 
     r.head_dim = one_of<int>(random, {64, 96, 128, 192, 256});
     r.sm_count = one_of<int>(random, {1, 7, 48, 114, 132});
     r.options.num_splits = one_of<int>(random, {0, 0, 0, 1, 2, 7, 256});
+    r.options.batch_invariant = pick(random, 0, 3) == 0;
     r.options.causal = pick(random, 0, 1) == 0;
     if (pick(random, 0, 5) == 0) { r.options.window_left = pick(random, 0, 2000); }
+    if (pick(random, 0, 5) == 0) { r.options.attention_chunk = pick(random, 1, 20'000); }
     r.packed_q = pick(random, 0, 1) == 0;
     r.page_unit = one_of<int>(random, {1, 8, 64});
     r.slack_k = 131'072;
@@ -1373,7 +1480,39 @@ TEST_CASE("schedule: where the bound is what a page table has room for, lengths 
   CHECK(seen.clusters_by_schedule > 100);
   CHECK(seen.drawn_by_schedule > 100);
   CHECK(seen.units_by_schedule > 100);
+  CHECK(seen.folded > 50);
   CHECK(one_long > 100);
+}
+
+TEST_CASE("schedule: with batch_invariant, clusters take the parts of few tiles, each CTA one or a group of them") {
+  Random random(31);
+  Seen seen;
+  for (int i = 0; i < 600; ++i) {
+    Request r;
+    int const longest = one_of<int>(random, {4097, 6000, 9000, 16'000, 33'000});
+    for (int b = pick(random, 1, 70); b > 0; --b) {
+      int const keys = pick(random, 0, 3) == 0 ? pick(random, 0, 4200) : pick(random, 0, longest);
+      r.lengths.push_back({pick(random, 0, 2), keys, keys});
+    }
+    std::tie(r.heads_q, r.heads_k) = one_of<std::pair<int, int>>(random, {{1, 1}, {4, 4}, {8, 2}, {8, 1}, {5, 1}});
+    r.head_dim = one_of<int>(random, {64, 96, 128, 192, 256});
+    r.sm_count = one_of<int>(random, {48, 114, 132, 132});
+    r.options.num_splits = one_of<int>(random, {0, 1, 7});
+    r.options.batch_invariant = true;
+    r.options.causal = pick(random, 0, 1) == 0;
+    if (pick(random, 0, 5) == 0) { r.options.window_left = pick(random, 0, 9000); }
+    if (pick(random, 0, 3) == 0) { r.options.attention_chunk = one_of<int>(random, {100, 4096, 6000, 8192, 16'384}); }
+    r.packed_q = pick(random, 0, 1) == 0;
+    r.page_unit = one_of<int>(random, {1, 8, 64});
+    CAPTURE(i);
+    CAPTURE(text_of(r));
+    Call call;
+    make_call(r, call);
+    REQUIRE(call_fault(call, random, seen) == "");
+  }
+  CHECK(seen.clusters_in_parts > 100);
+  CHECK(seen.folded > 20);
+  CHECK(seen.fixed > 20);
 }
 
 TEST_CASE("schedule: of few tiles no CTA has pieces of two, and pieces of a tile are equal within one block") {
@@ -2142,6 +2281,38 @@ TEST_CASE("cutting_pays: where shared units were faster than whole tiles on an H
     CAPTURE(c.why);
     CHECK(cutting_pays(c.of, c.size, 132) == c.pays);
   }
+}
+
+TEST_CASE("cutting_pays_beside: prefill that takes much of the card leaves decode too few CTAs for long tiles") {
+  int const enough = enough_readers(132, false);
+  WholeTiles const of{64, 64 * 128, 128};  // as fast as all by themselves
+  CHECK(!cutting_pays(of, 1, 132));
+  CHECK(!cutting_pays_beside(of, 0, 1, 132, enough));
+  CHECK(!cutting_pays_beside(of, 500, 1, 132, enough));   // a short prompt
+  CHECK(cutting_pays_beside(of, 4'000, 1, 132, enough));  // one of 2k tokens
+  WholeTiles const many{256, 256 * 32, 32};
+  CHECK(!cutting_pays_beside(many, 4'000, 1, 132, enough));  // none is long
+  WholeTiles const few{8, 8 * 256, 256};
+  CHECK(cutting_pays_beside(few, 0, 1, 132, enough));  // as without prefill
+}
+
+TEST_CASE("cutting_pays: CTAs that merge parts on the way must be nearly all") {
+  int const enough = enough_readers(132, true);
+  CHECK(cutting_pays({64, 64 * 64, 64}, 1, 132, enough));
+  CHECK(!cutting_pays({132, 132 * 64, 64}, 1, 132, enough));
+  CHECK(!cutting_pays({256, 4 * 2100, 64}, 1, 132, enough));
+}
+
+TEST_CASE("PlacesAndCuts: both facts of the metadata's word come back, whatever else is in it") {
+  for (int const places : {0, 1, 77, (1 << 26) - 1}) {
+    for (int const cuts : {0, 1, 2, 3}) {
+      auto const found = PlacesAndCuts::of(PlacesAndCuts{places, cuts, 3 - cuts}.fact());
+      CHECK(found.prefill == places);
+      CHECK(found.cuts_decode == cuts);
+      CHECK(found.cuts_all == 3 - cuts);
+    }
+  }
+  CHECK(PlacesAndCuts::of(-1).prefill == (1 << 26) - 1);  // damaged: readers take no more places than there are
 }
 
 }  // namespace hopper_attention

@@ -259,7 +259,7 @@ TEST_CASE("validate: schedule and workspace of a call") {
       paged_call(),
       {
           {"metadata too short", with([](A& a) { a.scheduler_metadata.shape[0] = 16; }),
-           "scheduler_metadata:", "at least 33 elements for 3 sequences, found 16"},
+           "scheduler_metadata:", "at least 17 elements for 3 sequences, found 16"},
           {"metadata with two dims", with([](A& a) { a.scheduler_metadata.rank = 2; }),
            "scheduler_metadata:", "2 dims"},
           {"int64 metadata", with([](A& a) { a.scheduler_metadata.dtype = DataType::kUnsupported; }),

@@ -15,6 +15,7 @@ import numpy as np
 
 ARRAYS = ("order", "tiles until", "units until", "facts")  # behind the counter, each of `stride` numbers
 STEPS_OF_A_DOUBLING = 8
+PLACES_BITS = 26  # of the first fact
 LAST_STEP = 127  # all longer sequences are alike
 
 
@@ -71,12 +72,15 @@ def blocks_of_tile(mask: Mask, queries: Any, keys: Any, first_row: Any, last_row
 
 @dataclass(frozen=True)
 class Work:
-    """Of each sequence: whether it has few queries, its tiles, the units of the last one and of the first, at least 1."""
+    """Of each sequence: whether it has few queries, its tiles, the units of the last one and of the first, at least 1, and
+    the blocks of the last one, however many parts it has.
+    """
 
     decode: np.ndarray
     tiles: np.ndarray
     units: np.ndarray
     least: np.ndarray
+    blocks: np.ndarray
 
     def tile_units(self, sequence: int) -> list[int]:
         """Of each tile: they rise evenly, so that two tiles as far from both ends have as many as these two."""
@@ -99,9 +103,9 @@ class Work:
         return [m for low in range((count + 1) // 2) for m in dict.fromkeys((count - 1 - low, low))]
 
     def step(self) -> np.ndarray:
-        """Units to an eighth; 0 without queries."""
-        halvings = np.maximum(0, np.floor(np.log2(self.units)).astype(np.int64) - 3)
-        step = np.minimum(LAST_STEP, STEPS_OF_A_DOUBLING * halvings + (self.units >> halvings))
+        """Blocks to an eighth; 0 without queries."""
+        halvings = np.maximum(0, np.floor(np.log2(self.blocks)).astype(np.int64) - 3)
+        step = np.minimum(LAST_STEP, STEPS_OF_A_DOUBLING * halvings + (self.blocks >> halvings))
         return np.where(self.tiles == 0, 0, step)
 
     def order(self) -> np.ndarray:
@@ -122,24 +126,23 @@ def work_of(q_lengths: Any, k_lengths: Any, mask: Mask, shapes: Shapes) -> Work:
     queries, keys = (np.asarray(x, dtype=np.int64) for x in (q_lengths, k_lengths))
     decode = queries <= shapes.decode.queries
 
-    def of(shape: Shape, few: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def of(shape: Shape, few: bool) -> tuple[np.ndarray, ...]:
         tiles = -(-queries // shape.queries)
         units = blocks_of_tile(
             mask, queries, keys, np.maximum(queries - shape.queries, 0), queries - 1, shape.keys
         )  # the last tile
-        first = units
+        first = blocks = units
         if shapes.whole_keys:
             first = units = fixed_parts(units, shapes.whole_keys // shape.keys) if few else np.ones_like(units)
         elif mask.left < 0 and mask.chunk == 0:
             rows = queries - np.maximum(tiles - 1, 0) * shape.queries
             first = blocks_of_tile(mask, queries, keys, np.zeros_like(rows), rows - 1, shape.keys)
         least = LEAST_UNITS_OF_FEW_QUERIES if few and not shapes.whole_keys else 1
-        units = np.where(queries == 0, least, np.maximum(least, units))
-        return tiles, units, np.where(tiles <= 1, units, np.clip(first, 1, units))
+        units, blocks = (np.where(queries == 0, least, np.maximum(least, x)) for x in (units, blocks))
+        return tiles, units, np.where(tiles <= 1, units, np.clip(first, 1, units)), blocks
 
     of_few, of_many = of(shapes.decode, True), of(shapes.prefill, False)
-    tiles, units, least = (np.where(decode, a, b) for a, b in zip(of_few, of_many, strict=True))
-    return Work(decode, tiles, units, least)
+    return Work(decode, *(np.where(decode, a, b) for a, b in zip(of_few, of_many, strict=True)))
 
 
 MOST_FEW_TILES = 32
@@ -182,11 +185,11 @@ def in_whole_chunks(work: Work, call: Call) -> np.ndarray:
 
 
 def metadata(work: Work, call: Call = Call()) -> np.ndarray:
-    """(1 + 4 * stride,) int32: the counter at 0, then ARRAYS. The last two facts, whether it pays to cut tiles, are left at
-    0: see `decisions_at`.
+    """(1 + 4 * stride,) int32: the counter at 0, then ARRAYS. Whether it pays to cut tiles, in the upper bits of the first
+    fact, is left at 0: see `decisions`.
     """
     size = len(work.tiles)
-    stride = -(-size // 8) * 8
+    stride = -(-size // 4) * 4
     order = work.order()
     found = np.zeros((4, stride), dtype=np.int64)
     found[0, :size] = order
@@ -194,16 +197,20 @@ def metadata(work: Work, call: Call = Call()) -> np.ndarray:
         found[row, :size] = np.cumsum(numbers[order])
         found[row, size:] = numbers.sum()
     found[3, 0] = np.sum(~work.decode)
-    for place, chosen in ((1, ~work.decode), (2, work.decode)):  # units of the longest tile
-        found[3, place] = max(work.units[chosen & (work.tiles > 0)], default=0)
+    for place, chosen in ((1, ~work.decode), (2, work.decode)):  # blocks of the longest tile
+        found[3, place] = max(work.blocks[chosen & (work.tiles > 0)], default=0)
     assert found.max(initial=0) < 2**31, "more units than metadata can count"
     return np.concatenate([[0], found.ravel()]).astype(np.int32)
 
 
-def decisions_at(size: int) -> slice:
-    """Where the metadata of so many sequences say whether it pays to cut tiles: a choice, which the C++ tests know."""
-    stride = -(-size // 8) * 8
-    return slice(1 + 3 * stride + 4, 1 + 3 * stride + 6)
+def decisions(found: np.ndarray) -> np.ndarray:
+    """What metadata say of whether it pays to cut tiles, four bits: a choice, which the C++ tests know. The same layout, 0
+    elsewhere.
+    """
+    said = np.zeros_like(found)
+    stride = (len(found) - 1) // len(ARRAYS)
+    said[1 + 3 * stride : 2 + 3 * stride] = found[1 + 3 * stride : 2 + 3 * stride] & 0b1111 << PLACES_BITS
+    return said
 
 
 @dataclass(frozen=True)

@@ -312,6 +312,6 @@ def test_check_launches_nothing_and_raises_the_same(recorder):
     assert recorder.launches() == 0
 
 
-@pytest.mark.parametrize(("batch", "size"), [(0, 1), (1, 33), (8, 33), (9, 65), (256, 1025), (4096, 16385)])
+@pytest.mark.parametrize(("batch", "size"), [(0, 1), (1, 17), (4, 17), (5, 33), (8, 33), (256, 1025), (4096, 16385)])
 def test_schedule_size(batch, size):
     assert _core.schedule_size(batch) == size

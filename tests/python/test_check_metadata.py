@@ -60,9 +60,9 @@ def metadata(order=ORDER, tiles=(1, 2, 3), units=(4, 9, 10), behind=(), drawn=0,
 
 
 def laid_out(drawn, order, tiles, units, facts, *behind):
-    """The counter, then arrays of 8 places."""
+    """The counter, then arrays of 4 places."""
     return int32(
-        drawn, *(x for array in (order, tiles, units, facts) for x in (*array, *[0] * (8 - len(array)))), *behind
+        drawn, *(x for array in (order, tiles, units, facts) for x in (*array, *[0] * (4 - len(array)))), *behind
     )
 
 
@@ -146,9 +146,9 @@ RIGHT = {
         "cu_seqlens_k": int32(0),
         "scheduler_metadata": int32(0),
     },
-    "the schedule of CPU tensors in a longer buffer": {**PAGED, "scheduler_metadata": int32(*[0] * 33, 5)},
+    "the schedule of CPU tensors in a longer buffer": {**PAGED, "scheduler_metadata": int32(*[0] * 17, 5)},
     "offsets of new keys without new keys": {**CACHE, "cu_seqlens_k_new": int32(0, 3, 8)},
-    "the schedule of CPU tensors": {**PAGED, "scheduler_metadata": np.zeros(33, np.int32)},
+    "the schedule of CPU tensors": {**PAGED, "scheduler_metadata": np.zeros(17, np.int32)},
     "ranks": {**CACHE, "cp_world_size": 3, "cp_rank": 1, "cp_tot_seqused_k": int32(24, 10)},
 }
 WRONG = [
@@ -230,7 +230,7 @@ WRONG = [
     ("cp_tot_seqused_k: of sequence 1 is -2, must not be negative", CACHE, {"cp_tot_seqused_k": int32(16, -2)}),
     ("window_size: must be -1 .unlimited. or at least 0 on both sides, found .-2, 0", CACHE, {"window_size": (-2, 0)}),
     ("attention_chunk: must be at least 0", CACHE, {"attention_chunk": -1}),
-    ("scheduler_metadata: must have at least 33 elements for 3 sequences, found 32", PAGED,
+    ("scheduler_metadata: must have at least 17 elements for 3 sequences, found 16", PAGED,
         {"scheduler_metadata": metadata()[:-1]}),
     ("scheduler_metadata: must have 1 dim", PAGED, {"scheduler_metadata": metadata()[None]}),
     ("scheduler_metadata: place 1 has sequence 3, but there are 3", PAGED, {"scheduler_metadata": metadata((2, 3, 1))}),
@@ -242,11 +242,11 @@ WRONG = [
         {"scheduler_metadata": metadata(units=(-4, 3, 4))}),
     ("scheduler_metadata: the counter of drawn items, element 0, must be 0 between calls, found 7", PAGED,
         {"scheduler_metadata": metadata(drawn=7)}),
-    ("scheduler_metadata: the counter of drawn items, element 28, must be 0 between calls, found -1", PAGED,
+    ("scheduler_metadata: the counter of drawn items, element 16, must be 0 between calls, found -1", PAGED,
         {"scheduler_metadata": metadata(facts=(2, 4, 9, -1))}),
     ("scheduler_metadata: 4 places are of prefill, but there are 3", PAGED,
         {"scheduler_metadata": metadata(facts=(4, 4, 9, 0))}),
-    ("scheduler_metadata: -1 places are of prefill", PAGED, {"scheduler_metadata": metadata(facts=(-1, 4, 9, 0))}),
+    ("scheduler_metadata: 67108863 places are of prefill", PAGED, {"scheduler_metadata": metadata(facts=(-1, 4, 9, 0))}),
     ("scheduler_metadata: place 2 has 0 tiles, but its sequence, 1, has 2 queries", PAGED,
         {"scheduler_metadata": metadata(tiles=(1, 2, 2))}),
     ("scheduler_metadata: place 2 has 0 units, but its sequence, 1, has 2 queries", PAGED,
@@ -368,13 +368,13 @@ def test_pages_that_no_query_sees_are_those_of_the_mask(world):
 
 
 def test_a_schedule_of_zeros_on_a_gpu(monkeypatch):
-    zeros = np.zeros(33, np.int32).view(type("OnGpu", (np.ndarray,), {"is_cuda": True}))
+    zeros = np.zeros(17, np.int32).view(type("OnGpu", (np.ndarray,), {"is_cuda": True}))
     with pytest.raises(ValueError, match="^scheduler_metadata: places 0 and 1 both have sequence 0"):
         hopper_attention.check_metadata(**PAGED, scheduler_metadata=zeros)
 
 
 def test_a_schedule_of_zeros_for_one_sequence_on_a_gpu():
-    zeros = np.zeros(33, np.int32).view(type("OnGpu", (np.ndarray,), {"is_cuda": True}))
+    zeros = np.zeros(17, np.int32).view(type("OnGpu", (np.ndarray,), {"is_cuda": True}))
     given = {"q": shaped(1, 1, 4, 64), "k": shaped(1, 8, 2, 64), "scheduler_metadata": zeros}
     with pytest.raises(ValueError, match="^scheduler_metadata: place 0 has 0 tiles"):
         hopper_attention.check_metadata(**given)

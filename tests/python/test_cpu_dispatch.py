@@ -189,7 +189,7 @@ LENGTHS, STARTS = np.array([3, 9], np.int32), np.array([0, 4, 9], np.int32)
 )
 def test_a_schedule_of_one_length_is_where_its_tensors_are(given):
     made = schedule_call(cache_seqlens=5, **given)
-    assert type(made) is np.ndarray and made.dtype == np.int32 and not made[:33].any() and made[33:].all()
+    assert type(made) is np.ndarray and made.dtype == np.int32 and not made[:17].any() and made[17:].all()
     assert made is given.get("out", made)
 
 
@@ -203,7 +203,7 @@ def test_a_schedule_of_one_length_without_any_device(monkeypatch, without_torch)
         schedule_call(cache_seqlens=5)
 
 
-@pytest.mark.parametrize("given", [{}, {"out": np.ones(33, np.int32)}, {"out": FastTensor((33,), "int32")}], ids=str)
+@pytest.mark.parametrize("given", [{}, {"out": np.ones(17, np.int32)}, {"out": FastTensor((17,), "int32")}], ids=str)
 def test_a_schedule_without_lengths(recorder, given):
     with pytest.raises(ValueError, match="^cache_seqlens: is needed, found None"):
         schedule_call(cache_seqlens=None, **given)
@@ -222,7 +222,7 @@ NUMBERS = [
 def test_a_wrong_schedule_is_refused_alike_on_both_devices(recorder, changes):
     said = []
     for lengths in (FastTensor((2,), "int32"), LENGTHS):
-        out = FastTensor((33,), "int32") if lengths is not LENGTHS else np.ones(33, np.int32)
+        out = FastTensor((17,), "int32") if lengths is not LENGTHS else np.ones(17, np.int32)
         with pytest.raises((ValueError, TypeError, NotImplementedError)) as caught:
             schedule_call(**{"cache_seqlens": lengths, "out": out, **changes})
         said.append((caught.type, str(caught.value)))
@@ -248,7 +248,7 @@ def test_right_schedules_of_all_sizes(batch, rows, packed):
         batch_size=batch, max_seqlen_q=rows, cache_seqlens=np.ones(batch, np.int32), cu_seqlens_q=starts, page_size=16,
         causal=np.True_, headdim=192, headdim_v=128, qkv_dtype=np.float16,
     )  # fmt: skip
-    assert made.shape == (1 + (batch + 7) // 8 * 32,) and not made.any()
+    assert made.shape == (1 + (batch + 3) // 4 * 16,) and not made.any()
 
 
 @pytest.mark.parametrize("name", ["causal", "batch_invariant"])

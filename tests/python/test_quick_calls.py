@@ -119,7 +119,7 @@ PLAIN = [
     ("flash_attn_varlen_func", {"seqused_q": None, "seqused_k": None, "max_seqlen_k": None}),
     ("paged", {"cp_world_size": 2, "cp_rank": 1, "cp_tot_seqused_k": wrong_calls.ints(20, 140, 0)}),
     ("paged", {"cp_tot_seqused_k": wrong_calls.ints(20, 140, 0)}),
-    ("paged", {"scheduler_metadata": wrong_calls.T((33,), "int32")}),
+    ("paged", {"scheduler_metadata": wrong_calls.T((17,), "int32")}),
     ("flash_attn_with_kvcache", {**WITHOUT_RESULTS, "return_softmax_lse": True, "cache_leftpad": None}),
     ("flash_attn_with_kvcache", {"cache_seqlens": 50}),
     ("flash_attn_with_kvcache", {"cache_seqlens": -3}),

@@ -124,7 +124,7 @@ def test_every_sequence_has_one_place_the_longest_first(shapes, seed):
     keys = [r.choice((0, 1, 30, r.randint(0, 3000), r.randint(0, 200_000))) for _ in range(size)]
     work = schedule_model.work_of(queries, keys, MASKS[r.choice(list(MASKS))], shapes)
     numbers = schedule_model.metadata(work)
-    stride = -(-size // 8) * 8
+    stride = -(-size // 4) * 4
     assert numbers.dtype == np.int32 and numbers.shape == (1 + 4 * stride,) and numbers[0] == 0
     order, tiles, units, facts = numbers[1:].reshape(4, stride).tolist()
     assert sorted(order[:size]) == list(range(size)) and set(order[size:]) <= {0}
@@ -135,7 +135,7 @@ def test_every_sequence_has_one_place_the_longest_first(shapes, seed):
     assert all(queries[b] > shapes.decode.queries for b in classes[0])
     assert all(queries[b] <= shapes.decode.queries for b in classes[1])
     for places, most in zip(classes, facts[1:3], strict=True):
-        of_tile = [int(work.units[b]) if queries[b] else 0 for b in places]
+        of_tile = [int(work.blocks[b]) if queries[b] else 0 for b in places]
         assert max(of_tile, default=0) == most
         for (a, first), (b, second) in itertools.pairwise(zip(places, of_tile, strict=True)):
             assert 8 * second < 9 * max(1, first) or first >= 1 << 18, "a longer one comes later by more than an eighth"
@@ -158,7 +158,9 @@ def test_units_are_the_blocks_of_a_full_last_tile():
         assert work.tiles[0] == len(tiles)
         last = range(max(0, queries - shape.queries), queries)
         least = schedule_model.LEAST_UNITS_OF_FEW_QUERIES if work.decode[0] else 1
-        assert work.units[0] == max(least, len(blocks_seen(mask, queries, keys, last, shape.keys)))
+        seen = len(blocks_seen(mask, queries, keys, last, shape.keys))
+        assert work.units[0] == work.blocks[0] == max(least, seen)
+        assert schedule_model.work_of([queries], [keys], mask, SMALL_FIXED).blocks[0] == max(1, seen)
 
 
 def test_tiles_are_read_from_the_plan():
@@ -180,7 +182,7 @@ def test_random_steps_of_the_gpu_test_are_countable_and_varied():
     for size in on_gpu.SIZES:
         for number in range(on_gpu.STEPS if size <= 4096 else 3):
             step = on_gpu.random_step(size, number)
-            stride = -(-size // 8) * 8
+            stride = -(-size // 4) * 4
             order, _, _, facts = on_gpu.of_model(step)[1:].reshape(4, stride)
             seen |= {("invariant", step.batch_invariant), ("leftpad", step.leftpad is not None), type(step.new)}
             seen |= {step.dims, step.heads, ("prefill", facts[0] > 0), ("decode", facts[0] < size)}

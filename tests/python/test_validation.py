@@ -281,7 +281,7 @@ WRONG_LENGTHS = [
     ("varlen", Wrong("no such rank", ValueError, "^cp_rank: ", {"cp_world_size": 2, "cp_rank": 2, "cp_tot_seqused_k": int32(3)})),
     ("varlen", Wrong("ranks without totals", ValueError, "^cp_tot_seqused_k: ", {"cp_world_size": 2})),
     ("varlen", Wrong("fractional ranks", TypeError, "^cp_world_size: ", {"cp_world_size": 2.0})),
-    ("varlen", Wrong("short metadata", ValueError, "^scheduler_metadata: .*33.*found 16", {"scheduler_metadata": int32(16)})),
+    ("varlen", Wrong("short metadata", ValueError, "^scheduler_metadata: .*17.*found 16", {"scheduler_metadata": int32(16)})),
     ("varlen", Wrong("workspace of floats", TypeError, "^workspace: dtype", {"workspace": FastTensor((64,), "fp32")})),
     ("varlen", Wrong("workspace at 8 bytes", ValueError, "^workspace: .*16 bytes", {"workspace": FastTensor((64,), "uint8", data=0x7F0000000008)})),
     ("varlen", Wrong("qv", NotImplementedError, "^qv: ", {"qv": FastTensor(Q)})),
@@ -313,7 +313,7 @@ def test_wrong_lengths_and_layouts(recorder, kind, case):
 
 
 def test_lengths_arrive(recorder):
-    args = right_paged_call(seqused_q=int32(3), scheduler_metadata=int32(33), max_seqlen_q=7, max_seqlen_k=70)
+    args = right_paged_call(seqused_q=int32(3), scheduler_metadata=int32(17), max_seqlen_q=7, max_seqlen_k=70)
     hopper_attention.flash_attn_varlen_func(**args)
     seen = recorder.last_launch()
     for name in ("cu_seqlens_q", "seqused_q", "seqused_k", "page_table", "scheduler_metadata"):

@@ -98,7 +98,7 @@ RIGHT: dict[str, dict[str, Any]] = {
     },
     "get_scheduler_metadata": {
         "batch_size": 3, "max_seqlen_q": 20, "max_seqlen_k": 80, "num_heads_q": 4, "num_heads_kv": 2, "headdim": 64,
-        "cache_seqlens": ints(*USED), "cu_seqlens_q": ints(*STARTS_Q), "page_size": 16, "out": T((33,), "int32"),
+        "cache_seqlens": ints(*USED), "cu_seqlens_q": ints(*STARTS_Q), "page_size": 16, "out": T((17,), "int32"),
     },
     "check_metadata": {
         "q": T(PACKED_Q), "k": T(PAGES), "cu_seqlens_q": ints(*STARTS_Q), "seqused_k": ints(*USED),
@@ -359,10 +359,10 @@ def lengths() -> Iterator[Wrong]:
     yield Wrong("flash_attn_with_kvcache", "fractional length", TY, "cache_seqlens", {"cache_seqlens": 40.5})
     for why, error, t, on in (
         ("short metadata", V, T((16,), "int32"), GPU),
-        ("int64 metadata", TY, T((33,), "int64"), GPU),
-        ("metadata on the CPU", V, T((33,), "int32", where="cpu"), GPU),
-        ("metadata of two dims", V, T((1, 33), "int32"), GPU),
-        ("metadata with gaps", V, T((33,), "int32", strides=(2,)), GPU),
+        ("int64 metadata", TY, T((17,), "int64"), GPU),
+        ("metadata on the CPU", V, T((17,), "int32", where="cpu"), GPU),
+        ("metadata of two dims", V, T((1, 17), "int32"), GPU),
+        ("metadata with gaps", V, T((17,), "int32", strides=(2,)), GPU),
     ):
         yield Wrong("flash_attn_varlen_func", why, error, "scheduler_metadata", {"scheduler_metadata": t}, on)
         yield Wrong("flash_attn_with_kvcache", why, error, "scheduler_metadata", {"scheduler_metadata": t}, on)
@@ -488,8 +488,8 @@ def schedules() -> Iterator[Wrong]:
     """get_scheduler_metadata, check_metadata, plan."""
     for why, error, named, changes, on in (
         ("short out", V, "out", {"out": T((16,), "int32")}, EVERYWHERE),
-        ("out in float32", TY, "out", {"out": T((33,), "fp32")}, EVERYWHERE),
-        ("out on the CPU", V, "out", {"out": T((33,), "int32", where="cpu")}, GPU),
+        ("out in float32", TY, "out", {"out": T((17,), "fp32")}, EVERYWHERE),
+        ("out on the CPU", V, "out", {"out": T((17,), "int32", where="cpu")}, GPU),
         ("lengths of another batch", V, "cache_seqlens", {"cache_seqlens": ints(1, 2)}, EVERYWHERE),
         ("int64 lengths", TY, "cache_seqlens", {"cache_seqlens": ints(*USED, dtype="int64")}, EVERYWHERE),
         ("offsets of another batch", V, "cu_seqlens_q", {"cu_seqlens_q": ints(0, 1, 2)}, EVERYWHERE),
@@ -514,7 +514,7 @@ def schedules() -> Iterator[Wrong]:
         ("window below -1", V, "window_size", {"window_size": (-3, 0)}, EVERYWHERE),
         ("negative chunk", V, "attention_chunk", {"attention_chunk": -1}, EVERYWHERE),
         ("negative margin", V, "sm_margin", {"sm_margin": -2}, EVERYWHERE),
-        ("out is the lengths", V, "out", {"out": T((33,), "int32", of="long"), "cache_seqlens": T((3,), "int32", of="long")}, EVERYWHERE),
+        ("out is the lengths", V, "out", {"out": T((17,), "int32", of="long"), "cache_seqlens": T((3,), "int32", of="long")}, EVERYWHERE),
     ):  # fmt: skip
         yield Wrong("get_scheduler_metadata", why, error, named, changes, on)
     for why, error, named, changes in (

@@ -214,7 +214,17 @@ std::vector<Case> make() {
       decode("decode: pages of 1, splits", {500, 3}, 1),
       decode("decode: pages of 4", {300, 65}, 4),
       but(decode("decode: metadata", {900, 64, 200}, 64), [](Case& c) { c.metadata = true; }),
-      but(decode("decode: batch_invariant, five parts that follow from the keys", {4300}, 16),
+      but(decode("decode: batch_invariant, five parts, a block of a cluster for each", {4300}, 16),
+          [](Case& c) {
+            c.heads_q = 2;
+            c.heads_k = 1;
+            c.batch_invariant = true;
+          }),
+      but(decode("decode: batch_invariant, a block of a cluster for four parts", std::vector<int>(25, 4300), 16),
+          [](Case& c) { c.batch_invariant = true; }),
+      but(decode("decode: batch_invariant, a block for all parts of a tile", std::vector<int>(40, 4300), 16),
+          [](Case& c) { c.batch_invariant = true; }),
+      but(decode("decode: batch_invariant, parts that a kernel merges", {40000, 300}, 16),
           [](Case& c) {
             c.heads_q = 2;
             c.heads_k = 1;

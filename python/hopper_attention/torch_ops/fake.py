@@ -56,7 +56,7 @@ def merge_states(given: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def scheduler_metadata(given: dict[str, Any]) -> torch.Tensor:
-    """1 + 4 round_up(B, 8) int32."""
+    """1 + 4 round_up(B, 4) int32."""
     fake_checks.schedule_options(given)
     size = 1 + 4 * schedule_stride(given["batch_size"])
     return given["cache_seqlens"].new_empty((size,), dtype=torch.int32)

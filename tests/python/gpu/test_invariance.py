@@ -33,6 +33,8 @@ MIXED = {"q_lengths": (1, 200, 1, 0, 5, 33, 1, 64), "k_lengths": (900, 200, 0, 7
 DECODE = {"q_lengths": (1,) * 9, "k_lengths": (1, 70, 128, 129, 500, 0, 9000, 3000, 64)}
 SPECULATE = {"q_lengths": (4,) * 5, "k_lengths": (4, 700, 64, 2300, 5000)}
 FEW = {"q_lengths": (1, 4, 5, 8, 16, 0), "k_lengths": (2500, 5000, 70, 9000, 4100, 30)}  # up to 64 rows; 16 are few
+MANY = {"q_lengths": (1,) * 70, "k_lengths": tuple(4000 + 77 * i for i in range(70))}  # a block has all parts of a tile
+GROUPS = {"q_lengths": (1, 2) * 12, "k_lengths": tuple(8190 - 170 * i for i in range(24))}  # or four parts each
 PROMPTS = {"q_lengths": (300, 1000, 70, 1), "k_lengths": (300, 1000, 2000, 1)}
 CUTS = {"q_lengths": (1, 4, 5, 16, 1, 130, 1), "k_lengths": (4095, 4096, 4097, 9000, 13000, 9000, 8193)}
 
@@ -50,6 +52,19 @@ CASES = [
     Batch("up to 64 rows in a window, sinks", **FEW, window=(3000, 0), sinks="fp32"),
     Batch("lengths around cuts", **CUTS, keys="paged", causal=True),
     Batch("lengths around cuts, packed", **CUTS),
+    Batch("tiles whose parts one block takes", **MANY, keys="paged", causal=True),
+    Batch("tiles whose parts one block takes, d 64, sinks", **MANY, keys="paged", head_dim=64, sinks="fp32"),
+    Batch("tiles whose parts one block takes, pages of 1, d 256", **MANY, keys="paged", page_size=1, head_dim=256),
+    Batch("tiles in clusters, four parts a block", **GROUPS, keys="paged", causal=True),
+    Batch("tiles in clusters, (192, 128), softcap", **GROUPS, head_dim=192, head_dim_v=128, softcap=20.0),
+    Batch(
+        "chunks of which the longest sequence sees little",
+        (1, 1, 2, 1),
+        (8300, 8192, 5000, 100),
+        keys="paged",
+        chunk=8192,
+        causal=True,
+    ),
     Batch("prompts", **PROMPTS, keys="paged", page_size=128, causal=True),
     Batch("d 64, softcap", **MIXED, keys="paged", head_dim=64, softcap=20.0, causal=True),
     Batch("fp16, d 256", **MIXED, keys="paged", head_dim=256, dtype="fp16", causal=True),
@@ -151,6 +166,26 @@ def test_neighbours_of_any_size(queries, keys, cut):
         if expected is not None:
             require_same(case, f"among {others} others", found, expected)
         expected = found
+
+
+def test_parts_are_merged_in_every_way():
+    """By one block that has all of a tile, by a cluster of which each block has one, and by a kernel."""
+    case = invariant(Batch("tiles whose parts one block takes", **MANY, keys="paged", causal=True))
+    assert "drawn whole" in plan_of(case).explain()
+    made = make(case)
+    stride = -(-case.size // 4) * 4
+    if batches.has_schedules():
+        assert int(batches.schedule(made)[1 + 3 * stride]) >> 26 == 0, "the schedule shares out parts"
+    together = judged_results(made)
+    for b in (0, 2, 40, 69):
+        expected = of_sequence(made, together, b)
+        single = alone(made, b)
+        in_cluster = "by a cluster of" in plan_of(single.batch).explain()
+        assert in_cluster == (case.k_lengths[b] > 4096)
+        require_same(case, f"sequence {b}, by a cluster", of_sequence(single, attend(single), 0), expected)
+        wide = {"max_seqlen_k": 1 << 18}
+        assert "by a cluster of" not in plan_of(single.batch, **wide).explain()
+        require_same(case, f"sequence {b}, by a kernel", of_sequence(single, attend(single, **wide), 0), expected)
 
 
 DENSE = [

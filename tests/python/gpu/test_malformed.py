@@ -80,7 +80,7 @@ def kept_by_kernels(name: str, target: torch.Tensor, sequences: int) -> torch.Te
     """Where nobody writes: in a schedule, all but the two counters of drawn items (`ScheduleFact` in schedule.h)."""
     kept = torch.ones_like(target, dtype=torch.bool)
     if name == "scheduler_metadata":
-        stride = (sequences + 7) // 8 * 8
+        stride = (sequences + 3) // 4 * 4
         kept[0] = kept[1 + 3 * stride + 3] = False
     return kept
 

@@ -334,7 +334,7 @@ def test_vllm_paged_with_everything():
     p = paged()
     out, sinks = torch.empty(7, 4, 16), values(4, seed=3)
     metadata = vllm.get_scheduler_metadata(2, 4, 32, 4, 2, 16, p["lengths"], torch.bfloat16, page_size=16)
-    assert metadata.shape == (33,)
+    assert metadata.shape == (17,)
     result = vllm.flash_attn_varlen_func(
         p["q"],
         p["k"],
@@ -503,7 +503,7 @@ def test_sglang_schedule_as_its_backend_asks_for_it():
         has_softcap=False,
         num_splits=0,
     )
-    assert metadata.shape == (33,) and metadata.dtype == torch.int32
+    assert metadata.shape == (17,) and metadata.dtype == torch.int32
 
 
 def test_sglang_schedule_by_position(monkeypatch):
@@ -793,7 +793,7 @@ def test_vllm_schedule_is_ours_if_all_layers_are(backend, monkeypatch):
     }
     builder = backend.get_builder_cls()(None, ["a"], layers, None)
     metadata = builder._get_scheduler_metadata(**arguments)
-    assert metadata.shape == (33,)
+    assert metadata.shape == (17,)
     assert builder._get_scheduler_metadata(**{**arguments, "aot_schedule": False}) == "theirs"
     built = builder.build(step(p, scheduler_metadata=metadata))
     given = []

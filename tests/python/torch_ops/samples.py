@@ -184,7 +184,7 @@ def samples(device="cpu", dtype=torch.float32, d=16) -> list[Sample]:
             "get_scheduler_metadata",
             "get_scheduler_metadata_out",
             step,
-            {"out": torch.ones(33, dtype=torch.int32, device=device)},
+            {"out": torch.ones(17, dtype=torch.int32, device=device)},
         ),
     ]
 
