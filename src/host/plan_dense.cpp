@@ -82,12 +82,22 @@ std::int64_t kv_bytes_of_head(Problem const& problem) {
   return std::int64_t{problem.seqlen_k} * (problem.head_dim + problem.head_dim_v) * kElementBytes;
 }
 
-// Groups of heads that share tiles, whose K and V fit in L2 together.
+// Groups of heads that share tiles, whose K and V may run together: those that fit in L2 and leave room for other data;
+// where a mask makes tiles longer and shorter, as many as about fill it if so many blocks have tiles of each head that
+// most lines are read by several at a time. Causal 4k to 16k take 1 to 1.4 % less time so; without that bound 512
+// tokens take up to 1.25 times as long (docs/performance-notes.md, step 182).
 std::int64_t groups_in_l2(PlanRequest const& request, int packed_heads) {
+  constexpr int kBlocksOfHead = 8;
   Problem const& problem = request.problem;
   std::int64_t const all = std::int64_t{problem.batch} * (problem.heads_q / packed_heads);
   std::int64_t const kv_bytes = kv_bytes_of_head(problem);
-  return kv_bytes == 0 ? all : std::min(all, request.l2_budget() / kv_bytes * (request.ratio() / packed_heads));
+  if (kv_bytes == 0) { return all; }
+  std::int64_t heads = request.l2_budget() / kv_bytes;
+  if (problem.mask.right != kUnlimited) {
+    std::int64_t const filling = request.device.l2_bytes / 10 * 11 / kv_bytes;
+    heads = std::max(heads, std::min<std::int64_t>(filling, request.device.sm_count / kBlocksOfHead));
+  }
+  return std::min(all, heads * (request.ratio() / packed_heads));
 }
 
 // Of a call's tiles in turn on `ctas` thread blocks.
@@ -273,8 +283,9 @@ void choose_order(PlanRequest const& request, Plan& plan, Candidate const& chose
   TileOrder const order = order_of_tiles(request, *chosen.row, chosen.packed_heads, ctas);
   plan.heads_per_pass = order.heads_per_pass;
   because(plan, "order", plan.heads_per_pass, " of ", all, " head groups at a time: K and V of one head take ",
-          megabytes(kv_bytes), ", those of ", fitting, " groups about as much as L2 holds; the busiest block has ",
-          percent(order.imbalance), " of the mean work");
+          megabytes(kv_bytes), ", those of ", fitting,
+          " groups may run together by what L2 holds; the busiest block has ", percent(order.imbalance),
+          " of the mean work");
 }
 
 // `chosen` tells what tiles cost.

@@ -9,10 +9,9 @@
 namespace hopper_attention {
 namespace {
 
-// K and V of the heads whose tiles run together, in sizes of L2. Blocks of one head read the same keys at about the
-// same time, so that not all of them must stay in L2, and fewer blocks share each line: with 0.4 long prompts took up
-// to 1.8 % longer, with 1.5 they take as long (docs/performance-notes.md, step 182).
-constexpr double kL2Share = 1.1;
+// Of L2, for K and V. With 0.6 (36 of an H200's 60 MB) a full call of 4k tokens read 679 MB from DRAM and with 0.4 417
+// MB, where its inputs are 202 MB (bench --suite io).
+constexpr double kL2Share = 0.4;
 
 bool agrees(TileConfig const& tile, TileConfig const& forced) {
   auto const same = [](int value, int wanted) { return wanted == 0 || value == wanted; };

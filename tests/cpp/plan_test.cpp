@@ -353,7 +353,9 @@ TEST_CASE("plan: heads that share K and V stay together; L2 is left only where t
         CHECK(made.heads_per_pass <= all);
         int const sharing = ratio / made.packed_heads;
         CHECK((made.heads_per_pass % sharing == 0));
-        std::int64_t const in_l2 = (std::int64_t{55} << 20) / (std::int64_t{seqlen} * 256 * 2) * sharing;  // 1.1 of it
+        std::int64_t const head = std::int64_t{seqlen} * 256 * 2;  // bytes
+        std::int64_t const filling = std::min<std::int64_t>((std::int64_t{55} << 20) / head, 132 / 8);
+        std::int64_t const in_l2 = std::max((std::int64_t{20} << 20) / head, filling) * sharing;
         bool const fits = made.heads_per_pass <= std::max<std::int64_t>(in_l2, sharing);
         if (!fits && made.tiles < 1 << 15) {
           // What fits would leave blocks with more than their share.
