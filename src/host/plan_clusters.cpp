@@ -20,10 +20,11 @@ constexpr int kSmsForLargestCluster = 132;
 // combine kernel takes.
 constexpr std::int64_t kBytesWorthAnotherCluster = std::int64_t{512} << 10;
 
-// Of K and V for a block, where all tiles are taken at once: beyond, a schedule that balances them is better where
-// lengths differ. It takes up to 2 us, and 5 more if it has to be made first.
-std::int64_t most_bytes_at_once(PlanRequest const& request) {
-  return std::int64_t{request.problem.has_metadata ? 1 : 3} << 20;
+// Of K and V for a block, where all tiles are taken at once by clusters of `size`: beyond, a schedule that balances
+// them is better where lengths differ. It takes up to 2 us, and 5 more if it has to be made first. Tiles that have a
+// block each, enough to read as fast as all, lose more by it than they gain: 64 of 4k keys 36.1 -> 37.9 us.
+std::int64_t most_bytes_at_once(PlanRequest const& request, int size) {
+  return std::int64_t{!request.problem.has_metadata ? 3 : size > 1 ? 1 : 2} << 20;
 }
 
 // And for which blocks are added until each SM has as many as it holds: of head dim 64, one alone reads half as fast as
@@ -117,7 +118,7 @@ TileShare share_of_tile(PlanRequest const& request, TileConfig const& tile, bool
   int size = widest_cluster(request, tile);
   // One that is longer than the others is not to be read by as few blocks as suffice for all of them.
   auto const is_too_long = [&](std::int64_t share) {
-    return share > most_bytes_at_once(request) / tile.per_sm ||
+    return share > most_bytes_at_once(request, size) / tile.per_sm ||
            (share > kBytesWorthMoreReaders && leaves_most_idle(request, size * tiles, tile.per_sm));
   };
   while (is_too_long(share_bytes(request, tile, size)) && reason_against_cluster(request, tile, 2 * size) == nullptr) {
@@ -233,7 +234,7 @@ int cluster_size(PlanRequest const& request) {
   bool const one = problem.batch == 1;
   std::int64_t const most = one         ? kSharesOfOneSequence * kMostBytesOfShare / (most_idle ? 2 : 1)
                             : most_idle ? kMostBytesOfShare / 2
-                                        : most_bytes_at_once(request);
+                                        : most_bytes_at_once(request, share.size);
   bool const balances = one || share.clusters > 1 || !cutting_pays_if_alike(request, tile, share.size);
   return bytes <= most && balances ? share.size : 0;
 }
