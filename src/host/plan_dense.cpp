@@ -84,8 +84,8 @@ std::int64_t kv_bytes_of_head(Problem const& problem) {
 
 // Groups of heads that share tiles, whose K and V may run together: those that fit in L2 and leave room for other data;
 // where a mask makes tiles longer and shorter, as many as about fill it if so many blocks have tiles of each head that
-// most lines are read by several at a time. Causal 4k to 16k take 1 to 1.4 % less time so; without that bound 512
-// tokens take up to 1.25 times as long (docs/performance-notes.md, step 182).
+// most lines are read by several at a time. With head dim 128 causal 4k to 16k take 1 to 1.4 % less time so, with 256
+// as long; without that bound 512 tokens take up to 1.25 times as long (docs/performance-notes.md, step 182).
 std::int64_t groups_in_l2(PlanRequest const& request, int packed_heads) {
   constexpr int kBlocksOfHead = 8;
   Problem const& problem = request.problem;
