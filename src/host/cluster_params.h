@@ -13,6 +13,7 @@ inline ClusterParams cluster_params(Plan const& plan, KernelPlan const& kernel, 
   // help.
   constexpr int kFewBlocks = 4;
   ClusterParams p;
+  p.tiles_of_sequence = FastDivmod(heads_q / plan.packed_heads);
   p.by_schedule = plan.cluster_if_alike > 0 || plan.draws_if_whole;
   p.size = cluster_of(plan, kernel);
   if (p.size == 0 && !p.by_schedule) { return p; }
@@ -29,7 +30,6 @@ inline ClusterParams cluster_params(Plan const& plan, KernelPlan const& kernel, 
     p.longest_part = tile_shape(kernel.tile, plan.packed_heads, true).fixed_split;
   }
   p.ctas_of_tile = FastDivmod(max_of(1, p.size) * p.of_tile);
-  p.tiles_of_sequence = FastDivmod(heads_q / plan.packed_heads);
   return p;
 }
 

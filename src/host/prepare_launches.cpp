@@ -150,6 +150,10 @@ std::vector<KernelLaunch> kernel_launches(Plan const& plan, Problem const& probl
                     .start = plan.starts_early && !decodes_again ? Start::kOverlap : Start::kAfter,
                     .cluster = is_paired(kernel) ? kernel.blocks_of_pair : std::max(1, cluster_of(plan, kernel))};
     launch.box = {kernel.tile, plan.packed_heads, queries_per_box(kernel, problem, launch.params.packing)};
+    // Such a kernel is alone in its call, so that the first item of a block is its own and needs no draw.
+    ClusterParams& cluster = launch.params.cluster;
+    cluster.guesses = cluster.by_schedule && plan.listed && n == 0 && launch.shape.start == Start::kOverlap &&
+                      problem.batch <= kMostGuessedSequences;
     launch.kernel = i;
     decodes = decodes || kernel.family == KernelFamily::kDecode;
   }

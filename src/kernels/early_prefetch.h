@@ -16,10 +16,6 @@ namespace hopper_attention {
 
 using namespace cute;
 
-struct HintLoad {
-  __device__ __forceinline__ static int load(int const* number) { return load_hint(number); }
-};
-
 // What is read here only chooses what is fetched, from memory that the tensors have.
 template <class Traits>
 class EarlyPrefetch {
@@ -34,7 +30,7 @@ class EarlyPrefetch {
     int batch = cluster.sequence(tile);
     int const head = tile - batch * cluster.tiles_of_sequence.divisor;
     if (cluster.draws()) {
-      int const* const order = cluster.metadata + 1 + kSequenceAt * schedule_stride(params.sequences.batch);
+      int const* const order = where_is(cluster.metadata, schedule_stride(params.sequences.batch), kSequenceAt);
       batch = clamped(HintLoad::load(order + batch), 0, params.sequences.batch - 1);
     }
     Sequence const sequence = sequence_at<HintLoad>(params.sequences, batch);

@@ -11,6 +11,8 @@ struct SeqlenQK {
   int q;
   int k;
   int k_total = k;
+
+  HA_HOST_DEVICE constexpr bool operator==(SeqlenQK const&) const = default;
 };
 
 struct KeyInterval {

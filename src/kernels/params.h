@@ -89,10 +89,12 @@ struct EpilogueParams : ResultParams {
   PartialParams partial;
 };
 
+inline constexpr int kMostGuessedSequences = 128;  // of a schedule that is read twice
+
 // Clusters of CTAs that share a tile, one for each sequence and head group; where there are fewer CTAs than tiles, they
 // take them in turn, or draw them in the order of the schedule. Off with size 0. by_schedule: all this is so only if
 // the lengths in the schedule say that it is best (cuts_tiles()); with size 0 tiles are drawn if none is
-// cut.
+// cut. tiles_of_sequence is known in any case.
 struct ClusterParams {
   int size = 0;
   bool by_schedule = false;
@@ -100,6 +102,7 @@ struct ClusterParams {
   int few_keys = 0;  // of a sequence whose tiles the first of several clusters takes alone
   int at_once = 0;   // tiles that the grid takes in a round
   int tiles = 0;
+  bool guesses = false;          // what the schedule says is read while the kernel before runs (guessed_work.h)
   bool every_other = false;      // CTA takes a tile
   bool fetches_early = false;    // CTAs fetch their first keys while the kernel before runs
   bool own_first = true;         // where tiles are drawn, each CTA begins with that of its index

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/host_device.h"
+#include "kernels/places.h"
 #include "kernels/split_combine_params.h"
 #include "kernels/work_item.h"
 #include "kernels/work_source.h"
@@ -23,9 +24,69 @@ struct PartedTile {
   HA_HOST_DEVICE constexpr int slot(int part) const { return part == 0 ? first_slot : later_slots + part * slot_step; }
 };
 
+// The tile that holds the border behind chunk `chunk`; none if the border lies between two tiles. The borders inside a
+// tile share its rows, so that each has about as much to read.
+template <KernelFamily kFamily>
+HA_HOST_DEVICE PartedTile tile_of_border(SplitCombineTask const& task, Schedule const& schedule,
+                                         SequenceParams const& sequences, Sequence& sequence, int chunk) {
+  ScheduleParams const& params = task.schedule;
+  PartedTile parted;
+  Chunks const chunks = schedule.chunks();
+  int const border = chunks.begin(chunk + 1);
+  if (chunk + 1 >= chunks.count || border >= schedule.units()) { return parted; }
+  int const in_group = params.head_groups.quotient(border);
+  FoundPlace const found = place_of_unit(schedule, in_group);
+  if (!found.holds(in_group)) { return parted; }  // in damaged metadata none may hold it
+  sequence = sequence_at(sequences, schedule.sequence(found.place));
+  TilesOfUnits const tiles = tiles_of_units(params, task.mask, task.packing, task.slabs, task.keys, sequence.len.q);
+  UnitTile const tile = unit_tile<kFamily>(found, tiles, border, params.head_groups.divisor);
+  if (tile.begin == border || tile.m >= tiles.tiles) { return parted; }
+  int const first_chunk = chunks.of(tile.begin);
+  parted.place = tile.place;
+  parted.head = tile.head;
+  parted.m = tile.m;
+  parted.parts = chunks.of(min_of(tile.begin + tile.units, schedule.units()) - 1) - first_chunk + 1;
+  parted.first_slot = slot_of(chunks, first_chunk, tile.begin);
+  parted.later_slots = 2 * first_chunk;  // every later chunk begins in the tile
+  parted.slot_step = 2;
+  parted.share = chunk - first_chunk;
+  parted.shares = parted.parts - 1;
+  return parted;
+}
+
+// Tile `index` of the list, whose units are its parts; none if it has one.
+HA_HOST_DEVICE PartedTile tile_of_fixed_parts(SplitCombineTask const& task, Schedule const& schedule,
+                                              SequenceParams const& sequences, Sequence& sequence, int index) {
+  ScheduleParams const& params = task.schedule;
+  PartedTile parted;
+  if (index >= schedule.tiles()) { return parted; }
+  int const heads = params.head_groups.divisor;
+  int const in_group = params.head_groups.quotient(index);
+  int const place =
+      find_place(schedule.begin(), schedule.end(), in_group, [&](int p) { return schedule.tiles_before(p + 1); });
+  if (place >= schedule.end()) { return parted; }
+  FoundPlace const found{place, schedule.tiles_before(place), schedule.tiles_before(place + 1)};
+  if (!found.holds(in_group)) { return parted; }
+  sequence = sequence_at(sequences, schedule.sequence(place));
+  int const tiles = ceil_div(sequence.len.q, task.packing.queries_per_slab * task.slabs);
+  int const tiles_of_place = found.until - found.before;
+  int const within = index - found.before * heads;
+  int const head = within / tiles_of_place;
+  int const m = within - head * tiles_of_place;
+  int const units_before = schedule.units_before(place);
+  int const units_of_place = schedule.units_before(place + 1) - units_before;
+  int const units = max_of(1, units_of_place / max_of(1, tiles));
+  if (units < 2 || m >= tiles) { return parted; }
+  parted.place = place;
+  parted.head = head;
+  parted.m = m;
+  parted.parts = units;
+  parted.first_slot = parted.later_slots = units_before * heads + head * units_of_place + m * units;
+  return parted;
+}
+
 // The tile that candidate `index` merges rows of. With clusters, equal parts and fixed splits a candidate is a tile;
-// otherwise it is the border between two chunks, and the borders inside a tile share its rows, so that each has about
-// as much to read. All lanes of a warp. kFamily: kDecode if all tasks are of few queries.
+// otherwise it is the border between two chunks. All lanes of a warp. kFamily: kDecode if all tasks are of few queries.
 template <KernelFamily kFamily>
 HA_HOST_DEVICE PartedTile find_parted_tile(SplitCombineTask const& task, SequenceParams const& sequences,
                                            Sequence& sequence, int index) {
@@ -53,57 +114,13 @@ HA_HOST_DEVICE PartedTile find_parted_tile(SplitCombineTask const& task, Sequenc
     parted.first_slot = parted.later_slots = index * parted.parts;
     return parted;
   }
-  if (task.cluster.by_schedule && work_from(task.cluster, params) != WorkFrom::kSchedule) { return parted; }
+  if (task.cluster.by_schedule && work_from(task.cluster, params, params.metadata) != WorkFrom::kSchedule) {
+    return parted;
+  }
   Schedule const schedule(params);
   if (!schedule.by_units()) { return parted; }
-  int const heads = params.head_groups.divisor;
-  Chunks const chunks = schedule.chunks();
-  if (!params.fixed_splits && index + 1 >= chunks.count) { return parted; }
-  // What candidates count: tiles or units.
-  auto const before = [&](int place) {
-    return params.fixed_splits ? schedule.tiles_before(place) : schedule.units_before(place);
-  };
-  int const position = params.fixed_splits ? index : chunks.begin(index + 1);
-  if (position >= (params.fixed_splits ? schedule.tiles() : schedule.units())) { return parted; }
-  int const in_group = params.head_groups.quotient(position);
-  int const place = params.metadata == nullptr
-                        ? in_group / max_of(1, before(1))
-                        : find_place(schedule.begin(), schedule.end(), in_group, [&](int p) { return before(p + 1); });
-  if (place >= schedule.end()) { return parted; }
-  FoundPlace const found{place, before(place), before(place + 1)};
-  if (!found.holds(in_group)) { return parted; }  // in damaged metadata none may hold it
-  sequence = sequence_at(sequences, schedule.sequence(place));
-  int const tiles = ceil_div(sequence.len.q, task.packing.queries_per_slab * task.slabs);
-  UnitTile tile{};
-  if (params.fixed_splits) {
-    int const tiles_of_place = found.until - found.before;
-    int const within = position - found.before * heads;
-    int const head = within / tiles_of_place;
-    int const m = within - head * tiles_of_place;
-    int const units_before = schedule.units_before(place);
-    int const units_of_place = schedule.units_before(place + 1) - units_before;
-    int const units = max_of(1, units_of_place / max_of(1, tiles));
-    if (units < 2 || m >= tiles) { return parted; }
-    tile = {place, head, m, units_before * heads + head * units_of_place + m * units, units};
-    parted.parts = units;
-    parted.first_slot = parted.later_slots = tile.begin;
-  } else {
-    tile = unit_tile<kFamily>(
-        found, tiles_of_units(params, task.mask, task.packing, task.slabs, task.keys, sequence.len.q), position, heads);
-    if (tile.begin == position) { return parted; }  // the border lies between two tiles
-    int const first_chunk = chunks.of(tile.begin);
-    parted.parts = chunks.of(min_of(tile.begin + tile.units, schedule.units()) - 1) - first_chunk + 1;
-    parted.first_slot = slot_of(chunks, first_chunk, tile.begin);
-    parted.later_slots = 2 * first_chunk;  // every later chunk begins in the tile
-    parted.slot_step = 2;
-    parted.share = index - first_chunk;
-    parted.shares = parted.parts - 1;
-  }
-  if (tile.m >= tiles) { return parted; }
-  parted.place = place;
-  parted.head = tile.head;
-  parted.m = tile.m;
-  return parted;
+  return params.fixed_splits ? tile_of_fixed_parts(task, schedule, sequences, sequence, index)
+                             : tile_of_border<kFamily>(task, schedule, sequences, sequence, index);
 }
 
 }  // namespace hopper_attention

@@ -200,16 +200,27 @@ struct ScheduleParams {
   int most_units = 0;
 };
 
-HA_HOST_DEVICE constexpr int fact_of(ScheduleParams const& params, ScheduleFact which) {
-  return params.metadata[1 + kScheduleFacts * params.stride + which];
+// In metadata, or a copy of them.
+template <class Integer>
+HA_HOST_DEVICE constexpr Integer* where_is(Integer* metadata, int stride, ScheduleArray array) {
+  return metadata + 1 + array * stride;
+}
+template <class Integer>
+HA_HOST_DEVICE constexpr Integer* where_is(Integer* metadata, int stride, ScheduleFact fact) {
+  return where_is(metadata, stride, kScheduleFacts) + fact;
 }
 
-// Whether tiles of few queries may be cut, and that pays over `whole`.
-HA_HOST_DEVICE constexpr bool cuts_tiles(ScheduleParams const& params, Cuts whole) {
+// Whether tiles of few queries may be cut, and that pays over `whole`; `places_and_cuts`: the fact of the metadata.
+HA_HOST_DEVICE constexpr bool cuts_tiles(ScheduleParams const& params, int places_and_cuts, Cuts whole) {
   if (!params.may_split) { return false; }
-  if (params.metadata == nullptr) { return (params.cuts_alike & whole) != 0; }
-  auto const fact = PlacesAndCuts::of(fact_of(params, kPlacesAndCuts));
+  auto const fact = PlacesAndCuts::of(places_and_cuts);
   return ((params.places == Places::kDecode ? fact.cuts_decode : fact.cuts_all) & whole) != 0;
+}
+
+// `metadata`: those of `params`, or a copy.
+HA_HOST_DEVICE constexpr bool cuts_tiles(ScheduleParams const& params, int const* metadata, Cuts whole) {
+  if (metadata == nullptr) { return params.may_split && (params.cuts_alike & whole) != 0; }
+  return cuts_tiles(params, *where_is(metadata, params.stride, kPlacesAndCuts), whole);
 }
 
 // Chunk c of the list of units: [begin(c), begin(c + 1)).
@@ -267,9 +278,12 @@ struct ScheduleNumbers {
 // The places that a kernel takes; counts are relative to the first one.
 class Schedule {
  public:
-  HA_HOST_DEVICE explicit constexpr Schedule(ScheduleParams const& params)
-      : params_(params), numbers_{.end = params.batch, .ctas = params.ctas} {
-    if (params.metadata != nullptr) {
+  HA_HOST_DEVICE explicit constexpr Schedule(ScheduleParams const& params) : Schedule(params, params.metadata) {}
+
+  // Read from `metadata`: those of `params`, or a copy.
+  HA_HOST_DEVICE constexpr Schedule(ScheduleParams const& params, int const* metadata)
+      : params_(params), metadata_(metadata), numbers_{.end = params.batch, .ctas = params.ctas} {
+    if (metadata != nullptr) {
       int const prefill = min_of(PlacesAndCuts::of(fact(kPlacesAndCuts)).prefill, params.batch);
       if (params.places == Places::kPrefill) { numbers_.end = prefill; }
       if (params.places == Places::kDecode) { numbers_.begin = prefill; }
@@ -286,7 +300,10 @@ class Schedule {
 
   // With the numbers of one that was made before.
   HA_HOST_DEVICE constexpr Schedule(ScheduleParams const& params, ScheduleNumbers const& numbers)
-      : params_(params), numbers_(numbers) {}
+      : params_(params), metadata_(params.metadata), numbers_(numbers) {}
+
+  // From now on; the same numbers.
+  HA_HOST_DEVICE constexpr void read_from(int const* metadata) { metadata_ = metadata; }
 
   HA_HOST_DEVICE constexpr ScheduleNumbers const& numbers() const { return numbers_; }
   HA_HOST_DEVICE constexpr int begin() const { return numbers_.begin; }
@@ -294,12 +311,12 @@ class Schedule {
 
   // Of one head group, as metadata count them.
   HA_HOST_DEVICE constexpr int tiles_before(int place) const {
-    if (params_.metadata == nullptr) { return place * params_.alike.tiles; }
+    if (metadata_ == nullptr) { return place * params_.alike.tiles; }
     if (place == numbers_.begin) { return 0; }
     return clamped(static_cast<long long>(at(kTilesUntil, place - 1)) - numbers_.tiles_base, 0, params_.most_tiles);
   }
   HA_HOST_DEVICE constexpr int units_before(int place) const {
-    if (params_.metadata == nullptr) { return place * params_.alike_units; }
+    if (metadata_ == nullptr) { return place * params_.alike_units; }
     if (place == numbers_.begin) { return 0; }
     return clamped(static_cast<long long>(at(kUnitsUntil, place - 1)) - numbers_.units_base, 0, params_.most_units);
   }
@@ -310,7 +327,7 @@ class Schedule {
   HA_HOST_DEVICE constexpr int units() const { return numbers_.units * params_.head_groups.divisor; }
 
   HA_HOST_DEVICE constexpr int sequence(int place) const {
-    return params_.metadata == nullptr ? place : clamped(at(kSequenceAt, place), 0, params_.batch - 1);
+    return metadata_ == nullptr ? place : clamped(at(kSequenceAt, place), 0, params_.batch - 1);
   }
 
   // Work is shared out by units and tiles are cut; otherwise CTAs take whole tiles.
@@ -338,17 +355,17 @@ class Schedule {
 
  private:
   HA_HOST_DEVICE constexpr int at(ScheduleArray array, int i) const {
-    return params_.metadata[1 + array * params_.stride + i];
+    return where_is(metadata_, params_.stride, array)[i];
   }
-  HA_HOST_DEVICE constexpr int fact(ScheduleFact which) const { return fact_of(params_, which); }
+  HA_HOST_DEVICE constexpr int fact(ScheduleFact which) const { return *where_is(metadata_, params_.stride, which); }
 
   HA_HOST_DEVICE constexpr int* counter() const {
     if (params_.metadata == nullptr || params_.places != Places::kDecode) { return params_.metadata; }
-    return params_.metadata + 1 + kScheduleFacts * params_.stride + kDecodeCounter;
+    return where_is(params_.metadata, params_.stride, kDecodeCounter);
   }
 
   HA_HOST_DEVICE constexpr int most_units() const {
-    if (params_.metadata == nullptr) { return params_.alike.units; }
+    if (metadata_ == nullptr) { return params_.alike.units; }
     if (params_.places == Places::kPrefill) { return fact(kMostUnitsPrefill); }
     int const decode = fact(kMostUnitsDecode);
     return params_.places == Places::kDecode ? decode : max_of(fact(kMostUnitsPrefill), decode);
@@ -363,7 +380,7 @@ class Schedule {
 
   // Sums that the bound cuts off would lose tiles.
   HA_HOST_DEVICE constexpr bool units_fit() const {
-    if (params_.metadata == nullptr || numbers_.begin == numbers_.end) { return true; }
+    if (metadata_ == nullptr || numbers_.begin == numbers_.end) { return true; }
     long long const of_group = static_cast<long long>(at(kUnitsUntil, numbers_.end - 1)) - numbers_.units_base;
     return of_group >= 0 && of_group <= params_.most_units;
   }
@@ -372,7 +389,7 @@ class Schedule {
     if (params_.fixed_splits) { return true; }
     if (!units_fit()) { return false; }
     if (params_.always_split) { return true; }
-    if (params_.bound_by_memory) { return cuts_tiles(params_, kCutsWholeTiles); }
+    if (params_.bound_by_memory) { return cuts_tiles(params_, metadata_, kCutsWholeTiles); }
     int const all = max_of(1, tiles());
     long long const other = params_.share == CardShare::kTakes ? units_behind() : 0;
     // Beside longer work of the other kernel, only the longest tile can end late.
@@ -401,6 +418,7 @@ class Schedule {
   }
 
   ScheduleParams const& params_;
+  int const* metadata_;
   ScheduleNumbers numbers_;
 };
 

@@ -27,12 +27,13 @@ struct WholeTiles {
 // Of CTAs, so many that read as fast as all. Those that merge parts of their tile on the way need all others, too.
 HA_HOST_DEVICE constexpr int enough_readers(int ctas, bool folds) { return folds ? ctas : max_of(1, 6 * ctas / 13); }
 
+inline constexpr int kUnitsOfCutting = 14;  // as long as it takes to find and to merge parts
+
 // Whether tiles that `size` CTAs take each, the longest first, are done so late that it pays to share out their units
 // among all `ctas` and to merge the parts of tiles. `enough` read as fast as all; a unit takes one of so many
 // 0.9 us. Figures: docs/performance-notes.md, step 172.
 HA_HOST_DEVICE constexpr bool cutting_pays(WholeTiles const& of, int size, int ctas, int enough) {
-  constexpr int kUnitsOfCutting = 14;  // as long as it takes to find and to merge parts
-  constexpr int kUnitsOfMerging = 2;   // in a cluster
+  constexpr int kUnitsOfMerging = 2;  // in a cluster
   long long const readers = of.tiles * size;
   long long const longest = (of.most + size - 1) / size;
   int const worth = kUnitsOfCutting - (size > 1 ? kUnitsOfMerging : 0);
@@ -58,12 +59,14 @@ HA_HOST_DEVICE constexpr bool cutting_pays(WholeTiles const& of, int size, int c
 }
 
 // The same of decode beside a kernel that has `prefill` units: it takes SMs, and those that are left read more slowly.
-// Where it is more than an eighth, a tile longer than two CTAs' shares of all is cut, too: 64 tiles of 16k keys beside
-// a prompt of 2k took 220 us whole and 187 in parts.
+// Where it is more than an eighth, a tile longer than two CTAs' shares of all is cut, too, if three quarters of the
+// CTAs (Schedule::ctas_beside_prefill()) are done sooner so: 64 tiles of 16k keys beside a prompt of 2k took 220 us
+// whole and 187 in parts, of 4k keys beside one of 8k 251 and 259.
 HA_HOST_DEVICE constexpr bool cutting_pays_beside(WholeTiles const& of, long long prefill, int size, int ctas,
                                                   int enough) {
   bool const is_long = static_cast<long long>(of.most) * ctas > 2 * of.units;
-  return (is_long && 8 * prefill > of.units) || cutting_pays(of, size, ctas, enough);
+  bool const sooner = 3LL * ctas * (of.most - kUnitsOfCutting) > 4 * of.units;
+  return (is_long && sooner && 8 * prefill > of.units) || cutting_pays(of, size, ctas, enough);
 }
 
 struct ScheduleKernelParams {

@@ -3,8 +3,7 @@
 
 #include "kernels/cute.h"
 
-#include <type_traits>
-
+#include "kernels/guessed_work.h"
 #include "kernels/params.h"
 #include "kernels/ranked_tiles.h"
 #include "kernels/schedule.h"
@@ -16,8 +15,107 @@
 
 namespace hopper_attention {
 
+// Of a kernel of few queries. `publish_items` takes a source of work, and begins with the first item of the CTA. With a
+// guess in `fact` what the schedule says is read before the wait for the kernel before; false, and nothing is
+// published, if that was wrong or is of no use.
+template <class Traits, class Publish>
+__device__ __forceinline__ bool publish_few_queries(AttentionParams const& params,
+                                                    typename Traits::SharedStorage& shared, Publish publish_items,
+                                                    GuessedFact const& fact) {
+  ClusterParams const& cluster = params.cluster;
+  ScheduleParams const& schedule = params.schedule;
+  bool const guesses = fact.is_guess();
+  WorkFrom from = work_from(params);
+  DrawnTiles tiles;
+#ifdef HA_V2
+  if (from == WorkFrom::kClusters && (!Traits::kInParts || cluster.size <= 1)) {
+    ClusterWorkSource source(params, blockIdx.x);
+    start_role<Traits>(params);
+    return publish_items(source);
+  }
+#endif
+  if (from == WorkFrom::kSchedule) {
+    if (guesses) {
+      from = work_from(cluster, schedule, fact.guess());
+    } else {
+      start_role<Traits>(params);
+      warm_schedule(schedule, params.sequences);
+      if (cluster.by_schedule) { from = work_from(cluster, schedule, schedule.metadata); }
+    }
+    if (from == WorkFrom::kSchedule) {
+      ScheduleCopy const copy(schedule, reinterpret_cast<int*>(shared.p));
+      int const* metadata = schedule.metadata;
+      if (guesses) {
+        copy.refresh();
+        metadata = copy.words();
+        // What is confirmed behind the wait must all be of one copy.
+        if (work_from(cluster, schedule, metadata) != WorkFrom::kSchedule) { return false; }
+      }
+      Schedule const made(schedule, metadata);
+      if (made.by_units()) {
+        if constexpr (Traits::kMayGuess) {
+          return publish_items(GuessedUnitSource(params, copy, made, Traits::kKeys, guesses));
+        } else {
+          return publish_items(UnitSource(params, made, Traits::kKeys));
+        }
+      }
+      tiles = drawn_tiles(made, schedule);
+    }
+    if (guesses && from != WorkFrom::kClusters) { return false; }
+  }
+  if (Traits::kInParts && from == WorkFrom::kClusters && cluster.size > 1) {
+    start_role<Traits>(params);
+    return publish_items(ClusterPartsSource(params, Traits::kKeys, blockIdx.x));
+  }
+  if (from == WorkFrom::kClusters) {
+    GuessedClusterSource source(params, fact);
+    start_role<Traits>(params);
+    return publish_items(source);
+  }
+  if (!params.listed && !cluster.on()) {
+    DenseWorkSource source(params, blockIdx.x, false);
+    start_role<Traits>(params);
+    return publish_items(source);
+  }
+  start_role<Traits>(params);
+  warm_lengths(params.sequences);
+  if (from == WorkFrom::kDrawnTiles) { tiles = drawn_tiles(cluster, params.sequences.batch); }
+  if constexpr (Traits::kInParts) {
+    return publish_items(FoldedTileSource(params, tiles, Traits::kKeys));
+  } else {
+    return publish_items(DrawnTileSource(params, tiles));
+  }
+}
+
+// Of a kernel of many queries.
+template <class Traits, class Publish>
+__device__ __forceinline__ void publish_many_queries(AttentionParams const& params,
+                                                     typename Traits::SharedStorage& shared, Publish publish_items) {
+  [[maybe_unused]] auto* const room = reinterpret_cast<RankedSequence*>(shared.source);
+  int const cta = static_cast<int>(blockIdx.x);
+  if constexpr (Traits::kPaired) {
+    if (params.ranked.alike > 0) {
+      publish_items(PairedTileSource<AlikeTiles>(params, Traits::kConsumerWarpgroups, Traits::kKeys, cta, room));
+    } else {
+      publish_items(PairedTileSource<RankedTiles>(params, Traits::kConsumerWarpgroups, Traits::kKeys, cta, room));
+    }
+  } else if (Traits::kRanked && params.ranked.ctas > 0) {
+    publish_items(RankedTileSource(params, Traits::kKeys, cta, room));
+  } else if (!Traits::kListed || !params.listed) {
+    publish_items(DenseWorkSource(params, cta, Traits::kParts && params.parts.on()));
+  } else {
+    warm_schedule(params.schedule, params.sequences);
+    using Source = typename Traits::Source;
+    using State = typename Source::State;
+    if (threadIdx.x % 32 == 0) { new (shared.source) State(Schedule(params.schedule)); }
+    __syncwarp();
+    publish_items(Source(params, *reinterpret_cast<State*>(shared.source), Traits::kConsumerWarpgroups, Traits::kKeys));
+  }
+}
+
 template <class Traits>
-__device__ __forceinline__ void schedule(AttentionParams const& params, typename Traits::SharedStorage& shared) {
+__device__ __forceinline__ void schedule(AttentionParams const& params, typename Traits::SharedStorage& shared,
+                                         GuessedFact fact) {
   int round = 0;
   auto const draw = [&](Draws const& draws) {
     int index = draws.item(static_cast<int>(blockIdx.x), round++);
@@ -28,62 +126,14 @@ __device__ __forceinline__ void schedule(AttentionParams const& params, typename
     }
     return __shfl_sync(0xffffffff, index, 0);
   };
-  WorkFrom from = Traits::kListed && params.listed ? WorkFrom::kSchedule : WorkFrom::kTileList;
+  auto const publish_items = [&](auto source) __attribute__((always_inline)) {
+    round = 0;
+    return publish<Traits>(params, shared, source, draw);
+  };
   if constexpr (Traits::kDecode) {
-    from = work_from(params);
-    if (params.cluster.by_schedule) {
-      start_role<Traits>(params);
-      warm_schedule(params.schedule, params.sequences);
-      from = work_from(params.cluster, params.schedule);
-    }
-  }
-  [[maybe_unused]] auto* const room = reinterpret_cast<RankedSequence*>(shared.source);
-  if constexpr (Traits::kPaired) {
-    auto const publish_pairs = [&]<class Tiles>(std::type_identity<Tiles>) {
-      PairedTileSource<Tiles> source(params, Traits::kConsumerWarpgroups, Traits::kKeys, blockIdx.x, room);
-      publish<Traits>(params, shared, source, draw);
-    };
-    if (params.ranked.alike > 0) {
-      publish_pairs(std::type_identity<AlikeTiles>{});
-    } else {
-      publish_pairs(std::type_identity<RankedTiles>{});
-    }
-  } else if (Traits::kInParts && from == WorkFrom::kClusters && params.cluster.size > 1) {
-    start_role<Traits>(params);
-    ClusterPartsSource source(params, Traits::kKeys, blockIdx.x);
-    publish<Traits>(params, shared, source, draw);
-  } else if (Traits::kInParts && from == WorkFrom::kDrawnTiles) {
-    start_role<Traits>(params);
-    warm_lengths(params.sequences);
-    FoldedTileSource source(params, Traits::kKeys);
-    publish<Traits>(params, shared, source, draw);
-  } else if (Traits::kDecode && from == WorkFrom::kClusters) {
-    ClusterWorkSource source(params, blockIdx.x);
-    start_role<Traits>(params);
-    publish<Traits>(params, shared, source, draw);
-  } else if (Traits::kDecode && from == WorkFrom::kDrawnTiles) {
-    start_role<Traits>(params);
-    warm_lengths(params.sequences);
-    DrawnTileSource source(params);
-    publish<Traits>(params, shared, source, draw);
-  } else if (Traits::kRanked && params.ranked.ctas > 0) {
-    RankedTileSource source(params, Traits::kKeys, blockIdx.x, room);
-    publish<Traits>(params, shared, source, draw);
-  } else if (!Traits::kListed || from == WorkFrom::kTileList) {
-    DenseWorkSource source(params, blockIdx.x, Traits::kParts && !Traits::kDecode && params.parts.on());
-    start_role<Traits>(params);
-    publish<Traits>(params, shared, source, draw);
+    while (!publish_few_queries<Traits>(params, shared, publish_items, fact)) { fact = {}; }
   } else {
-    if (!Traits::kDecode || !params.cluster.by_schedule) {
-      start_role<Traits>(params);
-      warm_schedule(params.schedule, params.sequences);
-    }
-    using Source = typename Traits::Source;
-    using State = typename Source::State;
-    if (threadIdx.x % 32 == 0) { new (shared.source) State(Schedule(params.schedule)); }
-    __syncwarp();
-    Source source(params, *reinterpret_cast<State*>(shared.source), Traits::kConsumerWarpgroups, Traits::kKeys);
-    publish<Traits>(params, shared, source, draw);
+    publish_many_queries<Traits>(params, shared, publish_items);
   }
 }
 

@@ -32,6 +32,8 @@ struct Sequence {
   int k_row;    // the same of k and v; with pages the first key's place in the pages
   int k_batch;
   int k_memory;  // keys from the first one on after which memory ends, so that TMA delivers zeros
+
+  HA_HOST_DEVICE constexpr bool operator==(Sequence const&) const = default;
 };
 
 template <class Integer>

@@ -184,7 +184,8 @@ HA_HOST_DEVICE bool is_done(AttentionParams const& params, Sequence const& seque
 // In how many parts each tile of a sequence of few queries is, if they follow from it alone.
 HA_HOST_DEVICE int parts_of_tile(AttentionParams const& params, int keys, Sequence const& sequence) {
   TileShape const shape{.queries = max_of(1, sequence.len.q), .keys = keys, .fixed_split = params.cluster.longest_part};
-  return params.takes(sequence) ? sequence_work(shape, params.mask, sequence.len).units : 1;
+  bool const may_have_several = params.cluster.longest_part > 0 && params.takes(sequence);
+  return may_have_several ? sequence_work(shape, params.mask, sequence.len).units : 1;
 }
 
 // Of a grid of clusters: tiles follow from their index. Sequences with more queries than a tile holds give it more
@@ -286,32 +287,51 @@ class ClusterPartsSource {
   Sequence sequence_{};
 };
 
-// Of a grid whose CTAs draw whole tiles, one for each sequence and head group, in the order of the schedule. Nothing
-// else of it is needed: a call of 255 us takes 2.5 less than with WorkSource.
+// Whole tiles of few queries that CTAs draw, one for each place of the schedule and head group.
+struct DrawnTiles {
+  Draws draws;
+  int first = 0;               // place
+  int const* order = nullptr;  // sequence at each place; nullptr: places are sequences
+};
+
+// Of all places, where nothing but their order is asked of the schedule: a call of 255 us takes 2.5 less so than where
+// its numbers are read.
+HA_HOST_DEVICE DrawnTiles drawn_tiles(ClusterParams const& cluster, int batch) {
+  return {.draws = {.count = cluster.tiles,
+                    .ctas = cluster.at_once,
+                    .own_item = cluster.own_first,
+                    .counter = cluster.metadata},
+          .order = where_is(cluster.metadata, schedule_stride(batch), kSequenceAt)};
+}
+
+// Of the places that a kernel takes. Those without queries are the last, and none is drawn for them.
+HA_HOST_DEVICE DrawnTiles drawn_tiles(Schedule const& schedule, ScheduleParams const& params) {
+  int const places = schedule.end() - schedule.begin();
+  return {.draws = schedule.draws(min_of(places * params.head_groups.divisor, schedule.tiles())),
+          .first = schedule.begin(),
+          .order = params.metadata == nullptr ? nullptr : where_is(params.metadata, params.stride, kSequenceAt)};
+}
+
 class DrawnTileSource {
  public:
   static constexpr bool kDraws = true;
 
-  HA_HOST_DEVICE explicit DrawnTileSource(AttentionParams const& params)
-      : params_(params),
-        draws_{.count = params.cluster.tiles,
-               .ctas = params.cluster.at_once,
-               .own_item = params.cluster.own_first,
-               .counter = params.cluster.metadata} {}
+  HA_HOST_DEVICE DrawnTileSource(AttentionParams const& params, DrawnTiles const& tiles)
+      : params_(params), tiles_(tiles) {}
 
   // Sequences with more queries than a tile holds give it more tiles.
   template <class Draw>
   HA_HOST_DEVICE bool next(WorkItem& item, Sequence& sequence, Draw draw) {
-    ClusterParams const& cluster = params_.cluster;
     ++item_.m;
     if (item_.place < 0 || is_done(params_, sequence_, item_.m)) {
       item_ = {};
-      int const tile = draw(draws_);
-      if (tile >= 0 && tile < cluster.tiles) {
-        item_.place = cluster.sequence(tile);
-        item_.head = tile - item_.place * cluster.tiles_of_sequence.divisor;
-        int const* const order = cluster.metadata + 1 + kSequenceAt * schedule_stride(params_.sequences.batch);
-        sequence_ = sequence_at(params_.sequences, clamped(order[item_.place], 0, params_.sequences.batch - 1));
+      int const tile = draw(tiles_.draws);
+      if (tile >= 0 && tile < tiles_.draws.count) {
+        int const of_list = params_.cluster.sequence(tile);
+        item_.place = tiles_.first + of_list;
+        item_.head = tile - of_list * params_.cluster.tiles_of_sequence.divisor;
+        int const b = tiles_.order == nullptr ? item_.place : tiles_.order[item_.place];
+        sequence_ = sequence_at(params_.sequences, clamped(b, 0, params_.sequences.batch - 1));
       }
     }
     item = item_;
@@ -321,7 +341,7 @@ class DrawnTileSource {
 
  private:
   AttentionParams const& params_;
-  Draws draws_;
+  DrawnTiles tiles_;
   WorkItem item_;
   Sequence sequence_{};
 };
@@ -331,8 +351,8 @@ class FoldedTileSource {
  public:
   static constexpr bool kDraws = true;
 
-  HA_HOST_DEVICE FoldedTileSource(AttentionParams const& params, int keys)
-      : params_(params), keys_(keys), tiles_(params) {}
+  HA_HOST_DEVICE FoldedTileSource(AttentionParams const& params, DrawnTiles const& tiles, int keys)
+      : params_(params), keys_(keys), tiles_(params, tiles) {}
 
   // The list may end soon behind a whole tile.
   template <class Draw>

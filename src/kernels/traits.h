@@ -4,6 +4,7 @@
 #include "kernels/cute.h"
 
 #include "hopper_attention/types.h"
+#include "kernels/guessed_work.h"
 #include "kernels/paired_tiles.h"
 #include "kernels/ring_order.h"
 #include "kernels/softmax.h"
@@ -47,11 +48,12 @@ struct AttentionTraits {
                                             : kConsumerWarpgroups == 3 ? 160
                                             : kConsumerWarpgroups == 2 ? (kListed ? 232 : 240)
                                             : kTile.per_sm == 1        ? 240
+                                            : kSwapped                 ? 160
                                                                        : 200;
-  static constexpr int kProducerRegisters = kConsumerWarpgroups >= 3   ? 32
-                                            : kConsumerWarpgroups == 2 ? (kListed ? 40 : 24)
-                                            : kTile.per_sm == 1        ? 96
-                                                                       : 56;
+  static constexpr int kProducerRegisters = kConsumerWarpgroups >= 3        ? 32
+                                            : kConsumerWarpgroups == 2      ? (kListed ? 40 : 24)
+                                            : kTile.per_sm == 1 || kSwapped ? 96
+                                                                            : 56;
 
   // While one warpgroup computes exponentials, the others multiply.
   static constexpr bool kPingPong = kConsumerWarpgroups >= 2;
@@ -197,13 +199,16 @@ struct AttentionTraits {
   // so short that one is done before the next has been drawn and its keys have come (192x128: causal 512 1.03 of the
   // speed). The values' warp of paged keys may be no further ahead of the slots of O.
   static constexpr int kWorkSlots = kDecode || !kListed ? 4 : kSkips && kOutputSlots == 0 ? 3 : 2;
-  // Of the schedule, how many places are near at a time. Those of few queries have one tile for each head, so that the
-  // next item is mostly in another place.
-  using Source = WorkSource<kDecode ? KernelFamily::kDecode : KernelFamily::kPrefill,
-                            kDecode || kConsumerWarpgroups >= 3 ? 1 : 32>;
-  static constexpr int kBytesOfSource =
-      max_of(kListed && !kPaired ? int(sizeof(typename Source::State)) : 8,
-             kPaired || kRanked ? kMostRankedSequences * int(sizeof(RankedSequence)) : 8);
+  // Of the schedule, how many places are near at a time.
+  using Source = WorkSource<kConsumerWarpgroups >= 3 ? 1 : 32>;
+  static constexpr int kBytesOfState = kListed && !kPaired ? int(sizeof(typename Source::State)) : 8;
+  static constexpr int kBytesOfRanks = kPaired || kRanked ? kMostRankedSequences * int(sizeof(RankedSequence)) : 8;
+  static constexpr int kBytesOfSource = kDecode ? 8 : max_of(kBytesOfState, kBytesOfRanks);
+  // The first item is found while the kernel before still runs, from a copy of the schedule in the place of P. Tiles of
+  // 64 rows have P in registers.
+  static constexpr bool kMayGuess = kSwapped;
+  static_assert(!kMayGuess || ScheduleCopy::words_for(kMostGuessedSequences) * int(sizeof(int)) <=
+                                  2 * kElementsP * int(sizeof(Element)));
   // The first scores of the next tile under the epilogue: 1.03 of the speed with head dim 64 at 512 tokens, 0.99 with
   // 128.
   static constexpr bool kScoresEarly = kQueryBuffers == 2 && kHeadDim <= 64;

@@ -5,6 +5,7 @@
 
 #include "kernels/params.h"
 #include "kernels/ring.h"
+#include "kernels/start_role.h"
 #include "kernels/tile_sources.h"
 #include "kernels/tile_work.h"
 #include "kernels/work_source.h"
@@ -17,9 +18,10 @@ namespace hopper_attention {
 template <class Traits>
 inline constexpr int kWritersOfWork = Traits::kSkips ? Traits::kConsumerWarpgroups : 1;
 
-// Publishes the items of `source`, one after the other, and that there are no more.
+// Publishes the items of `source`, one after the other, and that there are no more. False, and nothing is published, if
+// the first one was a guess that is not confirmed behind the wait for the kernel before.
 template <class Traits, class Source, class Draw>
-__device__ __forceinline__ void publish(AttentionParams const& params, typename Traits::SharedStorage& shared,
+__device__ __forceinline__ bool publish(AttentionParams const& params, typename Traits::SharedStorage& shared,
                                         Source& source, Draw draw) {
   // An item that has been drawn is one that no other CTA can take, so the last ones are drawn late: behind a long one
   // there is time to find the next when all of its loads have been issued, since the blocks that are on their way last
@@ -51,6 +53,12 @@ __device__ __forceinline__ void publish(AttentionParams const& params, typename 
           work = tile_work(params, Traits::kConsumerWarpgroups, Traits::kKeys, item, sequence);
         }
       }
+      if constexpr (requires { source.is_guess(); }) {
+        if (source.is_guess()) {
+          start_role<Traits>(params);
+          if (!source.confirm(item, sequence)) { return false; }
+        }
+      }
     } while (!work.last && (work.queries.last < work.queries.first || (Traits::kDecode && !params.takes(sequence))));
     behind_long_item =
         ends_soon && (work.range.blocks() >= kLongItem || (Traits::kInParts && work.part == TilePart::kLast));
@@ -73,6 +81,7 @@ __device__ __forceinline__ void publish(AttentionParams const& params, typename 
     __syncwarp();
     ++write;
   } while (item.place >= 0);
+  return true;
 }
 
 template <class Traits>

@@ -4,28 +4,11 @@
 #include "kernels/host_device.h"
 #include "kernels/lanes.h"
 #include "kernels/params.h"
+#include "kernels/places.h"
 #include "kernels/schedule.h"
 #include "kernels/work_item.h"
 
 namespace hopper_attention {
-
-// The first place in [begin, end) whose `until(place)` is greater than `x`; `end` if there is none; some place where
-// `until` decreases. All lanes of a warp ask together and look at 32 places at a time; the host does what they do.
-template <class Until>
-HA_HOST_DEVICE int find_place(int begin, int end, int x, Until until) {
-  while (begin < end) {
-    int const step = ceil_div(end - begin, 32);
-    auto const lies_before = [&](int lane) {
-      int const probe = begin + (lane + 1) * step - 1;
-      return probe < end && until(probe) <= x;
-    };
-    int const count = number_of_lanes_where(lies_before);
-    begin += count * step;
-    if (step == 1) { break; }
-    end = min_of(end, begin + step - 1);
-  }
-  return begin;
-}
 
 // What a CTA of a kernel of few queries takes its work from.
 enum class WorkFrom { kTileList, kClusters, kDrawnTiles, kSchedule };
@@ -38,9 +21,12 @@ HA_HOST_DEVICE WorkFrom work_from(AttentionParams const& params) {
 }
 
 // Where the schedule decides, for the attention kernel and the one that merges behind it. Clusters and whole tiles are
-// found with nothing else of it.
-HA_HOST_DEVICE WorkFrom work_from(ClusterParams const& cluster, ScheduleParams const& schedule) {
-  if (cuts_tiles(schedule, cluster.size > 1 ? kCutsClusters : kCutsWholeTiles)) { return WorkFrom::kSchedule; }
+// found with nothing else of it. `metadata`: those of `schedule`, or the one fact of them that says it.
+template <class Metadata>
+HA_HOST_DEVICE WorkFrom work_from(ClusterParams const& cluster, ScheduleParams const& schedule, Metadata metadata) {
+  if (cuts_tiles(schedule, metadata, cluster.size > 1 ? kCutsClusters : kCutsWholeTiles)) {
+    return WorkFrom::kSchedule;
+  }
   return cluster.size > 0 ? WorkFrom::kClusters : WorkFrom::kDrawnTiles;
 }
 
@@ -84,9 +70,9 @@ struct WorkSourceState {
   }
 };
 
-// Of the schedule. All lanes of a warp call it. They bring `kPlaces` places with their sequences near at a time, each
-// lane one, so that most items are found without waiting for memory.
-template <KernelFamily kFamily, int kPlaces>
+// Of the schedule, for tiles of many queries. All lanes of a warp call it. They bring `kPlaces` places with their
+// sequences near at a time, each lane one, so that most items are found without waiting for memory.
+template <int kPlaces>
 class WorkSource {
   static_assert(kPlaces >= 1 && kPlaces <= 32);
 
@@ -155,8 +141,7 @@ class WorkSource {
     int const place = groups.quotient(of_places);
     bool const turned = (schedule().end() - state_.window - end + passes - 1 - pass) % 2 != 0;
     // The last ones of resized tiles may not exist.
-    bool const resized = kFamily == KernelFamily::kPrefill && params_.schedule.resized.on();
-    int const existing = resized ? tiles_of(begin + place).tiles : tiles;
+    int const existing = params_.schedule.resized.on() ? tiles_of(begin + place).tiles : tiles;
     bool const in_order = first_tiles_are_shortest(params_.mask) == turned || m >= existing;
     item = {.place = state_.window + begin + place,
             .head = of_places - place * groups.divisor,
@@ -177,7 +162,8 @@ class WorkSource {
     int const i = find(params_.schedule.head_groups.quotient(rest.next));
     if (i < 0) { return; }
     FoundPlace const found{state_.window + i, before(i), state_.until[i]};
-    UnitTile const tile = unit_tile<kFamily>(found, tiles_of(i), rest.next, params_.schedule.head_groups.divisor);
+    UnitTile const tile =
+        unit_tile<KernelFamily::kPrefill>(found, tiles_of(i), rest.next, params_.schedule.head_groups.divisor);
     int const first = rest.next - tile.begin;
     int const last = params_.schedule.fixed_splits ? first + 1 : min_of(tile.units, rest.end - tile.begin);
     bool const whole = first == 0 && last == tile.units;
@@ -197,17 +183,15 @@ class WorkSource {
   HA_HOST_DEVICE int entries_before(int place) const {
     if (schedule().by_units()) { return schedule().units_before(place); }
     int const counted = schedule().tiles_before(place);
-    if constexpr (kFamily == KernelFamily::kDecode) { return counted; }
     return params_.schedule.resized.of(counted, place - schedule().begin());
   }
   HA_HOST_DEVICE int before(int i) const { return i == 0 ? state_.before : state_.until[i - 1]; }
 
   // Which place of the window, which it moves there, holds entry `x`; -1 if none does, in damaged metadata.
   HA_HOST_DEVICE int find(int x) {
-    // A place of few queries has one tile; else it is mostly in the places that follow, but for the first one.
-    bool const one_each = params_.schedule.bound_by_memory && !schedule().by_units();
-    int place = one_each ? schedule().begin() + x : state_.window + state_.window_count;
-    bool const anywhere = kPlaces == 1 && state_.window_count == 0 && !one_each;
+    // It is mostly in the places that follow, but for the first one.
+    int place = state_.window + state_.window_count;
+    bool const anywhere = kPlaces == 1 && state_.window_count == 0;
     HA_NO_UNROLL
     for (int attempt = anywhere ? 1 : 0; !may_hold(x); ++attempt) {
       if (attempt == 2) { return -1; }
@@ -276,6 +260,58 @@ class WorkSource {
   AttentionParams const& params_;
   State& state_;
   int slabs_;
+  int keys_;
+};
+
+// Of the schedule, where it shares out units of tiles of few queries. All lanes of a warp. What it remembers is in
+// registers, and it looks for each place anew: a step of few sequences is mostly the time in which the instructions up
+// to the first item arrive. Load: how lengths are read.
+template <class Load = PlainLoad>
+class UnitSource {
+ public:
+  static constexpr bool kDraws = true;
+
+  // `keys` of a block.
+  HA_HOST_DEVICE UnitSource(AttentionParams const& params, Schedule const& schedule, int keys)
+      : params_(params), schedule_(schedule), chunks_(schedule.chunks()), keys_(keys) {}
+
+  template <class Draw>
+  HA_HOST_DEVICE bool next(WorkItem& item, Sequence& sequence, Draw draw) {
+    item = {};
+    if (rest_.next >= rest_.end) {
+      rest_.chunk = draw(schedule_.draws(chunks_.count));
+      if (rest_.chunk < 0 || rest_.chunk >= chunks_.count) { return true; }
+      rest_.next = chunks_.begin(rest_.chunk);
+      rest_.end = chunks_.begin(rest_.chunk + 1);
+      if (rest_.next >= rest_.end) { return true; }
+    }
+    ScheduleParams const& params = params_.schedule;
+    int const in_group = params.head_groups.quotient(rest_.next);
+    FoundPlace const found = place_of_unit(schedule_, in_group);
+    if (!found.holds(in_group)) { return true; }  // in damaged metadata none may hold it
+    sequence = sequence_at(found.place);
+    TilesOfUnits const tiles = tiles_of_units(params, params_.mask, params_.packing, 1, keys_, sequence.len.q);
+    UnitTile const tile = unit_tile<KernelFamily::kDecode>(found, tiles, rest_.next, params.head_groups.divisor);
+    int const first = rest_.next - tile.begin;
+    int const last = params.fixed_splits ? first + 1 : min_of(tile.units, rest_.end - tile.begin);
+    bool const whole = first == 0 && last == tile.units;
+    int const slot = params.fixed_splits ? rest_.next : slot_of(chunks_, rest_.chunk, tile.begin);
+    item = {found.place, tile.head, tile.m, first, last, tile.units, whole ? -1 : slot};
+    rest_.next = tile.begin + last;
+    return true;
+  }
+
+  HA_HOST_DEVICE Sequence sequence_at(int place) const {
+    return hopper_attention::sequence_at<Load>(params_.sequences, schedule_.sequence(place));
+  }
+
+  HA_HOST_DEVICE void read_from(int const* metadata) { schedule_.read_from(metadata); }
+
+ private:
+  AttentionParams const& params_;
+  Schedule schedule_;
+  Chunks chunks_;
+  RestOfChunk rest_;
   int keys_;
 };
 

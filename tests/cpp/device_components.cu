@@ -103,7 +103,7 @@ class OnDevice {
 };
 
 constexpr int kMostItems = 64;
-using ListedSource = WorkSource<KernelFamily::kPrefill, 32>;  // of prefill kernels
+using ListedSource = WorkSource<32>;  // of prefill kernels with two warpgroups
 
 struct ListedItem {
   WorkItem item;

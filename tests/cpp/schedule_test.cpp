@@ -306,7 +306,14 @@ template <class MakeSource>
 std::string run_drawing(AttentionParams const& params, KernelPlan const& kernel, Random& random, Turn turn,
                         std::vector<Done>& done, MakeSource make_source) {
   int const slabs = slabs_of(kernel.tile);
-  std::int64_t const most_items = kernel.most_units + kernel.most_tiles;
+  std::int64_t most_items = kernel.most_units + kernel.most_tiles;
+  if (kernel.family == KernelFamily::kDecode) {  // in damaged metadata any sequence may be one of few queries
+    int most_queries = 0;
+    for (int b = 0; b < params.schedule.batch; ++b) {
+      most_queries = std::max(most_queries, sequence_at(params.sequences, b).len.q);
+    }
+    most_items += kernel.most_tiles * ceil_div(most_queries, params.packing.queries_per_slab);
+  }
   struct Cta {
     explicit Cta(MakeSource& make) : source(make()) {}
     decltype(make_source()) source;
@@ -367,7 +374,7 @@ std::string run_drawing(AttentionParams const& params, KernelPlan const& kernel,
 
 // What the scheduler warp of a kernel of few queries takes its work from.
 WorkFrom work_of(AttentionParams const& params) {
-  if (params.cluster.by_schedule) { return work_from(params.cluster, params.schedule); }
+  if (params.cluster.by_schedule) { return work_from(params.cluster, params.schedule, params.schedule.metadata); }
   return work_from(params);
 }
 
@@ -389,18 +396,21 @@ struct WithState {
 
 std::string run_kernel(AttentionParams const& params, KernelPlan const& kernel, Random& random, Turn turn,
                        std::vector<Done>& done) {
-  if (kernel.family == KernelFamily::kDecode && work_of(params) == WorkFrom::kDrawnTiles) {
-    if (kernel.tile.calls == Calls::kInParts) {
-      return run_drawing(params, kernel, random, turn, done,
-                         [&] { return FoldedTileSource(params, kernel.tile.keys); });
-    }
-    return run_drawing(params, kernel, random, turn, done, [&] { return DrawnTileSource(params); });
+  auto const run = [&](auto make_source) { return run_drawing(params, kernel, random, turn, done, make_source); };
+  if (kernel.family == KernelFamily::kPrefill) {
+    return run([&] { return WithState<WorkSource<32>>(params, kernel.tile); });
   }
-  auto const run = [&]<class Source>(std::type_identity<Source>) {
-    return run_drawing(params, kernel, random, turn, done, [&] { return WithState<Source>(params, kernel.tile); });
-  };
-  return kernel.family == KernelFamily::kDecode ? run(std::type_identity<WorkSource<KernelFamily::kDecode, 1>>{})
-                                                : run(std::type_identity<WorkSource<KernelFamily::kPrefill, 32>>{});
+  Schedule const schedule(params.schedule);
+  bool const drawn = work_of(params) == WorkFrom::kDrawnTiles;
+  if (!drawn && schedule.by_units()) {
+    return run([&] { return UnitSource<>(params, schedule, kernel.tile.keys); });
+  }
+  DrawnTiles const tiles =
+      drawn ? drawn_tiles(params.cluster, params.sequences.batch) : drawn_tiles(schedule, params.schedule);
+  if (kernel.tile.calls == Calls::kInParts) {
+    return run([&] { return FoldedTileSource(params, tiles, kernel.tile.keys); });
+  }
+  return run([&] { return DrawnTileSource(params, tiles); });
 }
 
 // Tiles that follow from their index, also those of queries that a sequence does not have.
@@ -1911,6 +1921,7 @@ TEST_CASE("schedule: damaged metadata leads to no place outside, no slot outside
         REQUIRE(coverage_fault(call, kernel, params, parts_of_tiles(params, done)) == "");
       } else {
         std::string const fault = run_kernel(params, kernel, random, Turn::kRandom, done);
+        CAPTURE(fault);
         REQUIRE((fault.empty() || fault == "a counter is not back at 0" || fault == kTooManyEmpty));
       }
       for (Done const& d : done) {
@@ -2001,6 +2012,24 @@ TEST_CASE("schedule: kernels of prefill and decode, which run beside each other,
     REQUIRE(counter != nullptr);
     CHECK(*counter == 0);  // a number of the schedule's own is none
   }
+}
+
+TEST_CASE("schedule: a graph's rows of the batch that no sequence has are not drawn beside prefill") {
+  int const live = 40;
+  Request request;
+  request.options.num_splits = 0;
+  request.lengths.assign(900, SeqlenQK{0, 0});
+  std::fill_n(request.lengths.begin(), live, SeqlenQK{1, 300});
+  request.lengths.push_back({1000, 1000});
+  Call call;
+  make_call(request, call);
+  auto const decode = std::ranges::find(call.plan.kernels, KernelFamily::kDecode, &KernelPlan::family);
+  REQUIRE(decode != call.plan.kernels.end());
+  ScheduleParams const params = schedule_of(call, *decode);
+  Schedule const schedule(params);
+  REQUIRE_FALSE(schedule.by_units());
+  CHECK(schedule.end() - schedule.begin() == 900);
+  CHECK(drawn_tiles(schedule, params).draws.count == live * params.head_groups.divisor);
 }
 
 TEST_CASE("schedule: whole tiles of many queries are cut where they leave so much of the grid idle that it pays") {
@@ -2292,6 +2321,8 @@ TEST_CASE("cutting_pays_beside: prefill that takes much of the card leaves decod
   CHECK(cutting_pays_beside(of, 4'000, 1, 132, enough));  // one of 2k tokens
   WholeTiles const many{256, 256 * 32, 32};
   CHECK(!cutting_pays_beside(many, 4'000, 1, 132, enough));  // none is long
+  WholeTiles const longer{64, 64 * 32, 32};                  // than two shares, but by less than cutting takes
+  CHECK(!cutting_pays_beside(longer, 40'000, 1, 132, enough));
   WholeTiles const few{8, 8 * 256, 256};
   CHECK(cutting_pays_beside(few, 0, 1, 132, enough));  // as without prefill
 }

@@ -193,6 +193,55 @@ def test_metadata_made_inside_the_graph():
         require_same(case, f"replay of {name!r}", replayed, step.results())
 
 
+# Queries and keys of decode steps of one captured call: whose tiles are cut, taken by clusters, or both by turns.
+CHANGES = {
+    "other lengths": [((1,) * 3, (20000, 900, 700)), ((1,) * 3, (700, 21000, 900))],
+    "other sequences": [((1,) * 8, (20000, 90, 1, 64, 65, 17, 128, 700)), ((1,) * 2, (16000, 8000))],
+    "alike and not": [((1,) * 8, (1000,) * 8), ((1,) * 8, (20000, *(100,) * 7))],
+    "with and without": [((1,), (20000,)), ((), ())],
+}
+
+
+@pytest.mark.parametrize("invariant", [False, True], ids=["", "batch_invariant"])
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_lengths_and_metadata_that_the_kernel_before_writes(change, invariant):
+    """Attention kernels look for their first work while the kernel before still runs, in what may then be the metadata
+    and lengths of the step before: here they always are. Two layers, of which the second guesses right.
+    """
+    case = main_dims(Batch("guess", (1,), (1,)))
+    step, next_step = Step(16, case.head_dim, case.dtype), Step(16, case.head_dim, case.dtype)
+    options = {"num_splits": 0, "batch_invariant": invariant}
+    outs = [torch.empty_like(step.q) for _ in range(2)]
+
+    def run() -> None:
+        step.make_metadata(1, CAPACITY, batch_invariant=invariant, out=step.metadata)
+        for name in ("cu", "used", "table"):
+            getattr(step, name).copy_(getattr(next_step, name))
+        step.make_metadata(1, CAPACITY, batch_invariant=invariant, out=step.metadata)
+        for out in outs:
+            step.out = out
+            step.attend(1, CAPACITY, True, **options)
+
+    step.set(*change[0], 0)
+    next_step.set(*change[0], 0)
+    run()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    for i in range(6):
+        next_step.set(*change[(i + 1) % 2], i)
+        for out in outs:
+            out.fill_(float("nan"))
+        graph.replay()
+        torch.cuda.synchronize()
+        found = [(out.clone(), step.lse.clone()) for out in outs]
+        step.out = torch.full_like(step.q, float("nan"))
+        step.attend(1, CAPACITY, True, **options)
+        torch.cuda.synchronize()
+        for layer, results in enumerate(found):
+            require_same(case, f"replay {i}, layer {layer}", results, (step.out, step.lse))
+
+
 @pytest.mark.parametrize("page", [16, 1])
 def test_a_decode_loop_with_append(page):
     """Ten steps of a captured cache call that appends its key; the cache and every result as in eager mode."""

@@ -1,0 +1,152 @@
+// Finding the first item while the kernel before still runs. The schedule and the lengths of a step are mostly older
+// than that kernel, but may be what it writes. So they are read past L1 as a guess what they will be, the first item
+// follows from the guess, and behind the wait it is published if all that was read is still the same. Of a call that
+// cuts tiles the way to the first item takes 4 us, most of it the time in which instructions arrive.
+#pragma once
+
+#include "kernels/cute.h"
+
+#include "kernels/dependent_launch.h"
+#include "kernels/params.h"
+#include "kernels/schedule.h"
+#include "kernels/tile_sources.h"
+#include "kernels/warm_schedule.h"
+#include "kernels/work_source.h"
+
+namespace hopper_attention {
+
+// A copy of the metadata in shared memory, where the first item will have its probabilities. All lanes of a warp.
+class ScheduleCopy {
+ public:
+  // Words of it, of a number of sequences.
+  static constexpr int words_for(int sequences) { return 1 + 4 * schedule_stride(sequences); }
+
+  // `words`: words_for(params.batch) of them.
+  __device__ __forceinline__ ScheduleCopy(ScheduleParams const& params, int* words) : params_(params), words_(words) {}
+
+  __device__ __forceinline__ int const* words() const { return words_; }
+
+  // Reads all of it again. Whether it is the same as before. Counters do not belong to it.
+  __device__ __forceinline__ bool refresh() const {
+    constexpr int kAtOnce = 9;  // of a lane: of up to 71 sequences memory is waited for once
+    int const words = words_for(params_.batch);
+    int const counter = static_cast<int>(where_is(words_, params_.stride, kDecodeCounter) - words_);
+    bool same = true;
+    __syncwarp();  // no lane reads what was there before any more
+    CUTE_NO_UNROLL
+    for (int first = 1 + static_cast<int>(threadIdx.x % 32); first < words; first += 32 * kAtOnce) {
+      int now[kAtOnce];
+      CUTE_UNROLL
+      for (int i = 0; i < kAtOnce; ++i) {
+        int const word = first + i * 32;
+        now[i] = word < words && word != counter ? load_hint(params_.metadata + word) : 0;
+      }
+      CUTE_UNROLL
+      for (int i = 0; i < kAtOnce; ++i) {
+        int const word = first + i * 32;
+        if (word >= words) { break; }
+        same = same && words_[word] == now[i];
+        words_[word] = now[i];
+      }
+    }
+    __syncwarp();  // all lanes read what all have written
+    return __all_sync(0xffffffff, same);
+  }
+
+ private:
+  ScheduleParams const& params_;
+  int* words_;
+};
+
+// Units of a schedule that may have been read before the wait, from the copy.
+class GuessedUnitSource {
+ public:
+  static constexpr bool kDraws = true;
+
+  // `keys` of a block.
+  __device__ __forceinline__ GuessedUnitSource(AttentionParams const& params, ScheduleCopy const& copy,
+                                               Schedule const& schedule, int keys, bool is_guess)
+      : params_(params.schedule), copy_(copy), source_(params, schedule, keys), is_guess_(is_guess) {}
+
+  template <class Draw>
+  __device__ __forceinline__ bool next(WorkItem& item, Sequence& sequence, Draw draw) {
+    return source_.next(item, sequence, draw);
+  }
+
+  // What next() has said is a guess, which is to be confirmed behind the wait before next() is called again.
+  __device__ __forceinline__ bool is_guess() const { return is_guess_; }
+
+  // Then the copy is no longer read.
+  __device__ __forceinline__ bool confirm(WorkItem const& item, Sequence const& sequence) {
+    is_guess_ = false;
+    warm(params_.metadata, ScheduleCopy::words_for(params_.batch));
+    bool const same = copy_.refresh();
+    source_.read_from(params_.metadata);
+    return same && __all_sync(0xffffffff, item.place < 0 || source_.sequence_at(item.place) == sequence);
+  }
+
+ private:
+  ScheduleParams const& params_;
+  ScheduleCopy copy_;
+  UnitSource<HintLoad> source_;
+  bool is_guess_;
+};
+
+// The one fact of the metadata that says where work comes from.
+class GuessedFact {
+ public:
+  GuessedFact() = default;
+
+  // Asks memory for it, where the kernel guesses at all: at its start, so that it is there when the roles begin.
+  template <class Traits>
+  __device__ __forceinline__ static GuessedFact ask(AttentionParams const& params) {
+    GuessedFact fact;
+    if constexpr (Traits::kMayGuess) {
+      if (params.cluster.guesses) {
+        fact.where_ = where_is(params.schedule.metadata, params.schedule.stride, kPlacesAndCuts);
+        fact.guess_ = load_hint(fact.where_);
+      }
+    }
+    return fact;
+  }
+
+  __device__ __forceinline__ bool is_guess() const { return where_ != nullptr; }
+  __device__ __forceinline__ int load() const { return load_hint(where_); }
+  // The same for all lanes of a warp.
+  __device__ __forceinline__ int guess() const { return __shfl_sync(0xffffffff, guess_, 0); }
+
+ private:
+  int const* where_ = nullptr;
+  int guess_ = 0;
+};
+
+// Of clusters that a guess may have chosen. The fact is read again together with the lengths of the first item, behind
+// the wait.
+class GuessedClusterSource {
+ public:
+  static constexpr bool kDraws = false;
+
+  __device__ __forceinline__ GuessedClusterSource(AttentionParams const& params, GuessedFact const& fact)
+      : source_(params, static_cast<int>(blockIdx.x)), fact_(fact) {}
+
+  template <class Draw>
+  __device__ __forceinline__ bool next(WorkItem& item, Sequence& sequence, Draw draw) {
+    if (is_guess()) { now_ = fact_.load(); }
+    return source_.next(item, sequence, draw);
+  }
+
+  __device__ __forceinline__ bool is_guess() const { return fact_.is_guess(); }
+
+  __device__ __forceinline__ bool confirm(WorkItem const& /*item*/, Sequence const& /*sequence*/) {
+    bool const same = now_ == fact_.guess();
+    fact_ = {};
+    return same;
+  }
+
+ private:
+  ClusterWorkSource source_;
+  GuessedFact fact_;
+  int now_ = 0;
+};
+
+}  // namespace hopper_attention
