@@ -7,7 +7,6 @@
 #include "kernels/consumers.h"
 #include "kernels/dependent_launch.h"
 #include "kernels/early_prefetch.h"
-#include "kernels/guessed_work.h"
 #include "kernels/params.h"
 #include "kernels/producers.h"
 #include "kernels/start_role.h"
@@ -64,7 +63,6 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.per_sm)
   extern __shared__ char shared_bytes[];
   auto& shared = *reinterpret_cast<typename Traits::SharedStorage*>(shared_bytes);
 
-  auto const fact = GuessedFact::ask<Traits>(params);
   if (threadIdx.x == 0) { setup_barriers<Traits>(params, shared); }
   if (threadIdx.x == 32) { prefetch_maps(params); }
   __syncthreads();
@@ -75,7 +73,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.per_sm)
 
   if (cutlass::canonical_warp_group_idx() == 0) {
     cutlass::arch::warpgroup_reg_dealloc<Traits::kProducerRegisters>();
-    produce<Traits>(params, shared, fact);
+    produce<Traits>(params, shared);
   } else {
     cutlass::arch::warpgroup_reg_alloc<Traits::kConsumerRegisters>();
     if constexpr (Traits::kDecode) {

@@ -28,7 +28,7 @@ class ScheduleCopy {
 
   // Reads all of it again. Whether it is the same as before. Counters do not belong to it.
   __device__ __forceinline__ bool refresh() const {
-    constexpr int kAtOnce = 9;  // of a lane: of up to 71 sequences memory is waited for once
+    constexpr int kAtOnce = 5;  // of a lane: of up to 39 sequences memory is waited for once
     int const words = words_for(params_.batch);
     int const counter = static_cast<int>(where_is(words_, params_.stride, kDecodeCounter) - words_);
     bool same = true;
@@ -93,31 +93,14 @@ class GuessedUnitSource {
 };
 
 // The one fact of the metadata that says where work comes from.
-class GuessedFact {
- public:
+struct GuessedFact {
+  int const* where = nullptr;  // nullptr: there is no guess
+  int guess = 0;               // the same in all lanes
+
   GuessedFact() = default;
-
-  // Asks memory for it, where the kernel guesses at all: at its start, so that it is there when the roles begin.
-  template <class Traits>
-  __device__ __forceinline__ static GuessedFact ask(AttentionParams const& params) {
-    GuessedFact fact;
-    if constexpr (Traits::kMayGuess) {
-      if (params.cluster.guesses) {
-        fact.where_ = where_is(params.schedule.metadata, params.schedule.stride, kPlacesAndCuts);
-        fact.guess_ = load_hint(fact.where_);
-      }
-    }
-    return fact;
-  }
-
-  __device__ __forceinline__ bool is_guess() const { return where_ != nullptr; }
-  __device__ __forceinline__ int load() const { return load_hint(where_); }
-  // The same for all lanes of a warp.
-  __device__ __forceinline__ int guess() const { return __shfl_sync(0xffffffff, guess_, 0); }
-
- private:
-  int const* where_ = nullptr;
-  int guess_ = 0;
+  __device__ __forceinline__ explicit GuessedFact(ScheduleParams const& params)
+      : where(where_is(params.metadata, params.stride, kPlacesAndCuts)),
+        guess(__shfl_sync(0xffffffff, load_hint(where), 0)) {}
 };
 
 // Of clusters that a guess may have chosen. The fact is read again together with the lengths of the first item, behind
@@ -131,16 +114,15 @@ class GuessedClusterSource {
 
   template <class Draw>
   __device__ __forceinline__ bool next(WorkItem& item, Sequence& sequence, Draw draw) {
-    if (is_guess()) { now_ = fact_.load(); }
+    if (is_guess()) { now_ = load_hint(fact_.where); }
     return source_.next(item, sequence, draw);
   }
 
-  __device__ __forceinline__ bool is_guess() const { return fact_.is_guess(); }
+  __device__ __forceinline__ bool is_guess() const { return fact_.where != nullptr; }
 
   __device__ __forceinline__ bool confirm(WorkItem const& /*item*/, Sequence const& /*sequence*/) {
-    bool const same = now_ == fact_.guess();
-    fact_ = {};
-    return same;
+    fact_.where = nullptr;
+    return now_ == fact_.guess;
   }
 
  private:

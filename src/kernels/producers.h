@@ -4,7 +4,6 @@
 #include "kernels/cute.h"
 
 #include "kernels/gather_loader.h"
-#include "kernels/guessed_work.h"
 #include "kernels/params.h"
 #include "kernels/ring.h"
 #include "kernels/scheduler_warp.h"
@@ -21,8 +20,7 @@ namespace hopper_attention {
 enum class ProducerWarp { kKeysValues = 0, kQueries = 1, kValues = 2, kSchedule = 3 };
 
 template <class Traits>
-__device__ __forceinline__ void produce(AttentionParams const& params, typename Traits::SharedStorage& shared,
-                                        GuessedFact const& fact) {
+__device__ __forceinline__ void produce(AttentionParams const& params, typename Traits::SharedStorage& shared) {
   TmaLoader<Traits> const loader{params.load, shared, static_cast<int>(threadIdx.x % 32)};
   auto const warp = static_cast<ProducerWarp>(cutlass::canonical_warp_idx_sync());
   if (warp != ProducerWarp::kSchedule) { start_role<Traits>(params); }
@@ -82,7 +80,7 @@ __device__ __forceinline__ void produce(AttentionParams const& params, typename 
       read.advance(Traits::kOutputSlots);
     });
   } else {
-    schedule<Traits>(params, shared, fact);
+    schedule<Traits>(params, shared);
   }
 }
 

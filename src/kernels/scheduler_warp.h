@@ -15,28 +15,22 @@
 
 namespace hopper_attention {
 
-// Of a kernel of few queries. `publish_items` takes a source of work, and begins with the first item of the CTA. With a
-// guess in `fact` what the schedule says is read before the wait for the kernel before; false, and nothing is
-// published, if that was wrong or is of no use.
+// Of a kernel of few queries. `publish_items` takes a source of work, and begins with the first item of the CTA. With
+// `guesses` what the schedule says is read before the wait for the kernel before; false, and nothing is published, if
+// that was wrong or is of no use.
 template <class Traits, class Publish>
 __device__ __forceinline__ bool publish_few_queries(AttentionParams const& params,
                                                     typename Traits::SharedStorage& shared, Publish publish_items,
-                                                    GuessedFact const& fact) {
+                                                    bool guesses) {
   ClusterParams const& cluster = params.cluster;
   ScheduleParams const& schedule = params.schedule;
-  bool const guesses = fact.is_guess();
   WorkFrom from = work_from(params);
+  GuessedFact fact;
   DrawnTiles tiles;
-#ifdef HA_V2
-  if (from == WorkFrom::kClusters && (!Traits::kInParts || cluster.size <= 1)) {
-    ClusterWorkSource source(params, blockIdx.x);
-    start_role<Traits>(params);
-    return publish_items(source);
-  }
-#endif
   if (from == WorkFrom::kSchedule) {
     if (guesses) {
-      from = work_from(cluster, schedule, fact.guess());
+      fact = GuessedFact(schedule);
+      from = work_from(cluster, schedule, fact.guess);
     } else {
       start_role<Traits>(params);
       warm_schedule(schedule, params.sequences);
@@ -114,8 +108,7 @@ __device__ __forceinline__ void publish_many_queries(AttentionParams const& para
 }
 
 template <class Traits>
-__device__ __forceinline__ void schedule(AttentionParams const& params, typename Traits::SharedStorage& shared,
-                                         GuessedFact fact) {
+__device__ __forceinline__ void schedule(AttentionParams const& params, typename Traits::SharedStorage& shared) {
   int round = 0;
   auto const draw = [&](Draws const& draws) {
     int index = draws.item(static_cast<int>(blockIdx.x), round++);
@@ -131,7 +124,8 @@ __device__ __forceinline__ void schedule(AttentionParams const& params, typename
     return publish<Traits>(params, shared, source, draw);
   };
   if constexpr (Traits::kDecode) {
-    while (!publish_few_queries<Traits>(params, shared, publish_items, fact)) { fact = {}; }
+    bool guesses = Traits::kMayGuess && params.cluster.guesses;
+    while (!publish_few_queries<Traits>(params, shared, publish_items, guesses)) { guesses = false; }
   } else {
     publish_many_queries<Traits>(params, shared, publish_items);
   }
