@@ -22,7 +22,7 @@ constexpr std::int64_t kBytesWorthAnotherCluster = std::int64_t{512} << 10;
 
 // Of K and V for a block, where all tiles are taken at once by clusters of `size`: beyond, a schedule that balances
 // them is better where lengths differ (4 of up to 14k keys, 64/8, d64 27.2 -> 19.6 us). It takes up to 2 us, and 5 more
-// if it has to be made first. Tiles that have a block each are enough to read as fast as all.
+// if it has to be made first. Tiles with a block each are so many that they read as fast as all.
 std::int64_t most_bytes_at_once(PlanRequest const& request, int size) {
   std::int64_t const kb = !request.problem.has_metadata ? 3072 : size > 1 ? 512 : 1024;
   return kb << 10;
