@@ -52,6 +52,7 @@ enum class Calls : std::uint8_t {
   kWhole,     // as kUncut, and keys are not in pages
   kDense,     // without it, and the tiles are whole and follow from their index
   kPaired,    // without it, and the CTAs of a cluster share tiles, which they find by their rank
+  kByIndex,   // without it, tiles of few rows follow from their index, and keys are not gathered
   kInParts,   // as kAll, and tiles are in parts that follow from them alone (batch_invariant)
 };
 

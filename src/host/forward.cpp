@@ -20,7 +20,7 @@
 #include "host/same_call.h"
 #include "host/text.h"
 #include "host/workspace.h"
-#include "kernels/schedule.h"
+#include "kernels/schedule_layout.h"
 
 namespace hopper_attention {
 namespace {

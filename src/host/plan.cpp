@@ -8,6 +8,7 @@
 
 #include "hopper_attention/forward.h"
 #include "hopper_attention/testing.h"
+#include "host/page_boxes.h"
 #include "host/plan_request.h"
 #include "host/require.h"
 #include "host/schedule_shape.h"
@@ -142,6 +143,17 @@ void share_out(PlanRequest const& request, Plan& plan) {
   }
 }
 
+// Tiles of few rows that follow from their index have kernels of their own, with the same tile.
+void take_kernels_by_index(Problem const& problem, Plan& plan) {
+  bool const by_schedule = plan.listed || plan.cluster_if_alike > 0 || plan.draws_if_whole;
+  if (by_schedule || problem.softcap != 0.0F) { return; }
+  for (KernelPlan& kernel : plan.kernels) {
+    TileConfig const& tile = kernel.tile;
+    bool const few_rows = tile.rows <= kMostFewRows && tile.calls == Calls::kAll;
+    if (few_rows && !gathers_keys(problem, tile)) { kernel.tile.calls = Calls::kByIndex; }
+  }
+}
+
 }  // namespace
 
 Plan testing::plan_with(Problem const& problem, DeviceInfo const& device, ForcedPlan const& forced) {
@@ -156,6 +168,7 @@ Plan testing::plan_with(Problem const& problem, DeviceInfo const& device, Forced
     return plan;
   }
   share_out(request, plan);
+  take_kernels_by_index(problem, plan);
   KernelPlan const& first = plan.kernels.front();
   plan.kernel = first.family;
   plan.tile = first.tile;

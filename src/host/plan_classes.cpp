@@ -5,6 +5,7 @@
 #include <array>
 #include <cmath>
 #include <cstdint>
+#include <functional>
 #include <iterator>
 #include <limits>
 #include <optional>
@@ -25,20 +26,29 @@ constexpr int kLeastSequences = 4;
 // What an SM, and what all of them read of K and V.
 constexpr double kBytesOfSmPerUs = 70e3;
 constexpr double kBytesOfCardPerUs = 4.2e6;
+// And what one block of the keys of few queries takes at least, however much the memory could bring.
+constexpr double kLeastUsOfBlock = 0.7;
 // A tile of few queries by a block of its own, beside its keys; the same of one of many that a block takes in turn.
 constexpr double kEndsOfFewUs = 5;
 constexpr double kEndsInTurnUs = 1;
+// What a cluster of twice as many blocks takes longer beside its share.
+constexpr double kDoublingUs = 1;
+// Until blocks of the second kernel can start: by stamps they begin 8 us behind those of the first.
+constexpr double kSecondStartsUs = 5;
 // Of the time that tiles of few queries take, where they are more than thread blocks: what prompts may take beside
 // them, all with as many keys as may be. For more a schedule chooses a share of the SMs: 512 queries on 4k and 64 x 1
 // on 2k, 32/8 heads, 0.19, took 167 us by one, 180 without; 100 on 100 and 40 x 1 on 4k, 0.10, 175 and 164.
 constexpr double kMostBesideTurns = 0.12;
-// What a second kernel must save: 512 queries and 16 x 1 on 1.5k, 8/1 heads, took 15.5 us in two and 17.4 in one with
-// head dim 128, 18.1 and 15.4 with 64; 512 and 32 x 4 on 4k 38.4 and 34.7.
-constexpr double kSecondKernelUs = 3;
+// What a second kernel must save: 512 queries and 32 x 4 on 4k, 8/1 heads, took 38.4 us in two and 34.7 in one with
+// head dim 128, 29.9 and 28.2 with 64.
+constexpr double kSecondKernelUs = 2;
 // Of choices that end together the one with the shorter tiles of many queries is better, should these be longer.
 constexpr double kShareOfMany = 0.1;
 // Fresh prompts have tiles of any length up to the longest, which goes first.
 constexpr double kOfAnyLength = 0.75;
+// Prompts for whose tiles the grid has room beyond as many as rows and the bound on queries make at least: a prompt
+// more has one more tile that is not full.
+constexpr int kMorePrompts = 4;
 
 // Thread blocks that each fill an SM for so long.
 struct OnCard {
@@ -50,8 +60,8 @@ struct OnCard {
 double us_of_both(OnCard const& first, OnCard const& second, int sms) {
   std::int64_t const rounds = ceil_div<std::int64_t>(first.blocks, sms);
   std::int64_t const last = first.blocks - (rounds - 1) * sms;  // SMs that the last round takes
-  double const early = static_cast<double>(rounds - 1) * first.us;
-  double const late = early + first.us;
+  double const early = std::max(kSecondStartsUs, static_cast<double>(rounds - 1) * first.us);
+  double const late = std::max(kSecondStartsUs, static_cast<double>(rounds) * first.us);
   auto const taken_until = [&](double us) {
     auto const rounds_from = [&](double start) { return us < start ? 0 : std::floor((us - start) / second.us + 1e-6); };
     return rounds_from(early) * static_cast<double>(sms - last) + rounds_from(late) * static_cast<double>(last);
@@ -69,7 +79,8 @@ struct Supposed {
   bool fresh;       // prompts have no keys but their own
   int fewer_times;  // as many keys as there may be have the sequences of few queries
 };
-constexpr std::array kSupposed{Supposed{false, 1}, Supposed{true, 1}, Supposed{false, 4}};
+constexpr std::array kSupposed{Supposed{false, 1}, Supposed{true, 1}, Supposed{false, 2}, Supposed{true, 2},
+                               Supposed{false, 4}};
 
 // All queries but one of each sequence are of one prompt, or of several with full tiles. The bound on queries does not
 // count, since it must not change a tile.
@@ -95,20 +106,21 @@ class Step {
     return most_tiles(prompt_, tile, request_.scheduled_packing());
   }
 
+  // Tiles of prompts that the grid takes in one round. Blocks that find none hold their SMs for 4 us, for which those
+  // of the other class wait; should there be more, some have two. Nothing else depends on it.
+  std::int64_t tiles_at_once(TileConfig const& tile) const {
+    int const prompts = ceil_div(prompt_.total_q, max_of(1, request_.problem.seqlen_q));
+    return tiles_of_prompt(tile) + std::int64_t{request_.scheduled_groups()} * (prompts - 1 + kMorePrompts);
+  }
+
   OnCard many(TileRow const& row, int size, Supposed const& supposed) const {
     std::int64_t const tiles = tiles_of_prompt(row.tile);
-    std::int64_t const seen =
-        request_.most_keys_of_queries(tile_shape(row.tile, request_.scheduled_packing(), false).queries);
-    int const keys = static_cast<int>(supposed.fresh ? std::min<std::int64_t>(prompt_.total_q, seen) : seen);
+    int const keys = keys_of_prompts(row, supposed);
     if (size == 1) { return {tiles, us_of_tile(row, keys) * (supposed.fresh ? kOfAnyLength : 1)}; }
-    int const most = max_of(1, ceil_div(keys, row.tile.keys));
-    std::vector<int> blocks{most};
-    auto const steps = static_cast<int>(tiles - 1);
-    for (int i = 1; supposed.fresh && i <= steps; ++i) { blocks.push_back(most - scaled_cut(i, steps, most - 1)); }
     std::int64_t const clusters = std::min<std::int64_t>(tiles, clusters_at_once(size, request_.device.sm_count));
-    double const us = us_with_clusters(of_prompt_, row, blocks, tiles, size);
+    double const us = us_with_clusters(of_prompt_, row, blocks_of_prompts(row, supposed), tiles, size);
     // Tiles that are not worth sharing stay whole.
-    return {size * clusters, std::isinf(us) ? us_of_tile(row, keys) : us};
+    return {size * clusters, (std::isinf(us) ? us_of_tile(row, keys) : us) + us_of_size(size)};
   }
 
   // Where two of their blocks have room on an SM, they share one only if each has one already: before others begin,
@@ -117,26 +129,30 @@ class Step {
     std::int64_t const ctas = request_.tiles_of_few() * size;
     int const per_sm = first && ctas <= request_.device.sm_count ? 1 : few_.per_sm;
     double const bytes = static_cast<double>(request_.bytes_of_block(few_)) * per_sm;
+    double const us_of_block = std::max(kLeastUsOfBlock, bytes / kBytesOfSmPerUs);
     auto const blocks = static_cast<double>(blocks_of_few(supposed.fewer_times, size));
-    double const ends = takes_turns() ? kEndsInTurnUs : kEndsOfFewUs;
-    return {ceil_div<std::int64_t>(ctas, per_sm), ends + blocks * bytes / kBytesOfSmPerUs};
+    return {ceil_div<std::int64_t>(ctas, per_sm), us_of_ends() + us_of_size(size) + blocks * us_of_block};
   }
 
-  // Of one kernel for the tiles of both classes, whole or shared, all as long as may be; infinite if there are more
-  // than SMs.
-  double us_of_one_kernel(TileRow const& row) const {
+  // Of one kernel for the tiles of both classes, whole or shared; infinite if there may be more than SMs.
+  double us_of_one_kernel(TileRow const& row, Supposed const& supposed) const {
     int const packed_heads = request_.scheduled_packing();
-    std::int64_t const tiles = most_tiles(request_.problem, row.tile, packed_heads);
-    if (tiles > request_.device.sm_count) { return std::numeric_limits<double>::infinity(); }
-    std::int64_t const seen = request_.most_keys_of_queries(tile_shape(row.tile, packed_heads, false).queries);
-    std::vector<int> const blocks{static_cast<int>(ceil_div<std::int64_t>(seen, row.tile.keys))};
+    if (most_tiles(request_.problem, row.tile, packed_heads) > request_.device.sm_count) {
+      return std::numeric_limits<double>::infinity();
+    }
+    std::vector<int> blocks = blocks_of_prompts(row, supposed);
+    auto const of_few = static_cast<std::size_t>(request_.tiles_of_few() - request_.scheduled_groups());
+    blocks.insert(blocks.end(), of_few, ceil_div(keys_seen(row), row.tile.keys * supposed.fewer_times));
+    std::ranges::sort(blocks, std::greater{});
     int const size = size_of_clusters(request_, row, packed_heads);
-    return std::min(us_of_tile(row, static_cast<double>(seen)), us_with_clusters(request_, row, blocks, tiles, size));
+    double const shared = us_with_clusters(request_, row, blocks, std::ssize(blocks), size);
+    double const whole = us_of_tile(row, static_cast<double>(blocks.front()) * row.tile.keys);
+    return std::max(std::min(whole, shared), us_of_memory(supposed));
   }
 
   double us_of_memory(Supposed const& supposed) const {
     std::int64_t const blocks = request_.tiles_of_few() * blocks_of_few(supposed.fewer_times, 1);
-    return static_cast<double>(blocks * request_.bytes_of_block(few_)) / kBytesOfCardPerUs;
+    return us_of_ends() + static_cast<double>(blocks * request_.bytes_of_block(few_)) / kBytesOfCardPerUs;
   }
 
  private:
@@ -144,6 +160,29 @@ class Step {
     problem.total_q = static_cast<int>(std::max<std::int64_t>(1, problem.total_q - (problem.batch - 1)));
     problem.batch = 1;
     return problem;
+  }
+
+  double us_of_ends() const { return takes_turns() ? kEndsInTurnUs : kEndsOfFewUs; }
+  static double us_of_size(int size) { return kDoublingUs * std::log2(size); }
+
+  // That a full tile of many queries may see.
+  int keys_seen(TileRow const& row) const {
+    int const queries = tile_shape(row.tile, request_.scheduled_packing(), false).queries;
+    return static_cast<int>(request_.most_keys_of_queries(queries));
+  }
+
+  int keys_of_prompts(TileRow const& row, Supposed const& supposed) const {
+    return supposed.fresh ? min_of(static_cast<int>(prompt_.total_q), keys_seen(row)) : keys_seen(row);
+  }
+
+  // Of each tile, the most first.
+  std::vector<int> blocks_of_prompts(TileRow const& row, Supposed const& supposed) const {
+    auto const tiles = static_cast<int>(tiles_of_prompt(row.tile));
+    int const most = max_of(1, ceil_div(keys_of_prompts(row, supposed), row.tile.keys));
+    int const fewer = supposed.fresh ? most - 1 : 0;
+    std::vector<int> blocks;
+    for (int i = 0; i < tiles; ++i) { blocks.push_back(most - scaled_cut(i, max_of(1, tiles - 1), fewer)); }
+    return blocks;
   }
 
   std::int64_t blocks_of_few(int fewer_times, int size) const {
@@ -197,8 +236,7 @@ std::optional<ClassesChoice> choose_classes(PlanRequest const& with_margin) {
   sizes.insert(sizes.end(), std::begin(kPairClusters), std::end(kPairClusters));
   std::optional<ClassesChoice> best;
   double least_product = std::numeric_limits<double>::infinity();
-  double least_us = 0;    // of the best, where all sequences have as many keys as there may be
-  double us_of_many = 0;  // and what its prompts take of all SMs
+  double us_of_many = 0;  // what prompts of the best take of all SMs, with as many keys as there may be
   for (int const of_many : sizes) {
     if (of_many > 1 && tiles > 2LL * clusters_at_once(of_many, sms)) { break; }
     std::array<OnCard, kSupposed.size()> many;
@@ -220,7 +258,6 @@ std::optional<ClassesChoice> choose_classes(PlanRequest const& with_margin) {
         if (product < least_product) {
           least_product = product;
           best = {of_many, of_few, has_few, few_first, has_few && step.draws()};
-          least_us = us[0];
           us_of_many = static_cast<double>(many[0].blocks) * many[0].us / sms;
         }
       }
@@ -229,7 +266,10 @@ std::optional<ClassesChoice> choose_classes(PlanRequest const& with_margin) {
   if (!best) { return best; }
   bool const beside_turns = us_of_many <= kMostBesideTurns * step.us_of_memory(kSupposed[0]);
   if (step.takes_turns() && !beside_turns) { return std::nullopt; }
-  return step.us_of_one_kernel(shared) <= least_us + kSecondKernelUs ? std::nullopt : best;
+  double product_of_one = 1;
+  for (Supposed const& supposed : kSupposed) { product_of_one *= step.us_of_one_kernel(shared, supposed); }
+  auto const mean = [](double product) { return std::pow(product, 1.0 / kSupposed.size()); };
+  return mean(product_of_one) <= mean(least_product) + kSecondKernelUs ? std::nullopt : best;
 }
 
 void plan_classes(PlanRequest const& request, Plan& plan, ClassesChoice const& choice) {
@@ -240,8 +280,9 @@ void plan_classes(PlanRequest const& request, Plan& plan, ClassesChoice const& c
                                   " of q, one for the others; both find their tiles by themselves")
                          : concat("one: every sequence has ", request.problem.seqlen_q, " queries"));
   TileRow const& shared = *special_row(request, TileUse::kPaired);
-  KernelPlan& many = choice.blocks_of_many > 1 ? add_pairs(request, plan, shared, choice.blocks_of_many)
-                                               : add_in_order(request, plan, TileUse::kSmallGrid);
+  std::int64_t const at_once = Step(request).tiles_at_once(shared.tile);
+  KernelPlan& many = choice.blocks_of_many > 1 ? add_pairs(request, plan, shared, choice.blocks_of_many, at_once)
+                                               : add_in_order(request, plan, TileUse::kSmallGrid, at_once);
   choose_workspace(request.problem, plan);
   if (!choice.has_few) { return; }
   many.least_queries = most_queries + 1;

@@ -145,7 +145,7 @@ double us_of_pairs(PlanRequest const& request, TileRow const& row, int packed_he
   return best_clusters(request, row, packed_heads).us;
 }
 
-KernelPlan& add_pairs(PlanRequest const& request, Plan& plan, TileRow const& row, int size) {
+KernelPlan& add_pairs(PlanRequest const& request, Plan& plan, TileRow const& row, int size, std::int64_t at_once) {
   Problem const& problem = request.problem;
   KernelPlan kernel{family_of(row.tile), row.tile, 0, threads_of(row.tile)};
   kernel.most_tiles = std::max<std::int64_t>(1, most_tiles(problem, row.tile, plan.packed_heads));
@@ -155,8 +155,8 @@ KernelPlan& add_pairs(PlanRequest const& request, Plan& plan, TileRow const& row
   require(kernel.most_tiles <= kMaxTiles, "q: the problem has up to ", kernel.most_tiles, " tiles, at most ", kMaxTiles,
           " are possible; split the batch");
   std::int64_t const pairs = number_of_pairs(kernel.most_tiles, size, request.device.sm_count);
-  kernel.ctas = size * static_cast<int>(std::min<std::int64_t>(
-                           pairs, max_of(1, clusters_at_once(size, request.most_ctas(row.tile)))));
+  int const clusters = max_of(1, clusters_at_once(size, request.most_ctas(row.tile)));
+  kernel.ctas = size * static_cast<int>(std::min({pairs, std::int64_t{clusters}, at_once}));
   kernel.pairs = static_cast<int>(pairs);
   kernel.blocks_of_pair = size;
   plan.tiles = kernel.most_tiles;

@@ -19,7 +19,7 @@ constexpr double kScheduleUs = 4;
 constexpr int kMergeBlocks = 16;
 // What calls take longer by a decode kernel and a combine kernel that find nothing to do: 8 to 12 us.
 constexpr double kIdleKernelsUs = 12;
-// What a tile for many queries may take that has few, and is not cut.
+// What a tile for many queries may take that has few, and is not cut, or half as long as the call if that is more.
 constexpr double kMostUsAlong = 40;
 // Of the keys that sequences may have, what those that are not known have at least in the mean, as is supposed.
 constexpr double kLeastShareOfKeys = 0.25;
@@ -271,7 +271,8 @@ bool takes_few_queries_along(PlanRequest const& request, PrefillChoice const& ch
   std::int64_t const few = std::max<std::int64_t>(0, problem.batch - others) * request.scheduled_groups();
   TileRow const& row = request.tile_row(choice.use);
   double const us_of_few = us_of_tile(row, static_cast<double>(request.most_keys_of_tile(row.tile)));
-  return us_of_few <= kMostUsAlong && us_of_few * static_cast<double>(few) / request.device.sm_count <= kIdleKernelsUs;
+  bool const ends_early = us_of_few <= std::max(kMostUsAlong, us_of_unknown_tiles(request, row) / 2);
+  return ends_early && us_of_few * static_cast<double>(few) / request.device.sm_count <= kIdleKernelsUs;
 }
 
 bool needs_no_schedule(PlanRequest const& request, PrefillChoice const& choice) {
@@ -290,13 +291,13 @@ bool needs_no_schedule(PlanRequest const& request, PrefillChoice const& choice) 
   return whole && all_whole && tiles_are_found_in_order(request, row.tile);
 }
 
-KernelPlan& add_in_order(PlanRequest const& request, Plan& plan, TileUse use) {
+KernelPlan& add_in_order(PlanRequest const& request, Plan& plan, TileUse use, std::int64_t at_once) {
   KernelPlan& kernel = choose_kernel(request, plan, use, false);
   plan.tiles = std::max<std::int64_t>(1, most_tiles(request.problem, kernel.tile, plan.packed_heads));
   kernel.most_tiles = plan.tiles;
   kernel.ranked = !tiles_are_known(request.problem) || request.problem.batch > 1;
-  kernel.ctas = static_cast<int>(
-      kernel.ranked ? std::min<std::int64_t>(kernel.most_tiles, request.most_ctas(kernel.tile)) : kernel.most_tiles);
+  std::int64_t const most = request.most_ctas(kernel.tile);
+  kernel.ctas = static_cast<int>(kernel.ranked ? std::min({kernel.most_tiles, most, at_once}) : kernel.most_tiles);
   plan.heads_per_pass = request.problem.batch * request.scheduled_groups();
   explain_grid(plan, kernel);
   because(plan, "splits", request.problem.num_splits == 1 ? "1: as asked" : "1: whole tiles use the SMs as well");

@@ -12,7 +12,7 @@
 #include "host/schedule_shape.h"
 #include "host/text.h"
 #include "kernels/host_device.h"
-#include "kernels/schedule.h"
+#include "kernels/sequence_work.h"
 #include "kernels/tile_config.h"
 #include "kernels/tile_geometry.h"
 
@@ -102,8 +102,10 @@ void plan_pairs(PlanRequest const& request, Plan& plan, TileRow const& row);
 // if they would not all run at once, or no tile is worth sharing.
 double us_with_clusters(PlanRequest const& request, TileRow const& row, std::vector<int> const& blocks,
                         std::int64_t tiles, int size);
-// The kernel alone, the first of a plan, with clusters of `size`.
-KernelPlan& add_pairs(PlanRequest const& request, Plan& plan, TileRow const& row, int size);
+// The kernel alone, the first of a plan, with clusters of `size`. `at_once`: tiles that its grid has room for, the
+// others are taken in turn.
+KernelPlan& add_pairs(PlanRequest const& request, Plan& plan, TileRow const& row, int size,
+                      std::int64_t at_once = kMaxTiles);
 
 // plan_clusters.cpp: thread blocks that share each tile of few queries; 0: not so. The plan has it in `cluster`, and in
 // `listed` whether tiles are drawn in the order of the schedule.
@@ -127,7 +129,8 @@ PrefillChoice choose_prefill(PlanRequest const& request);
 // Of a few sequences whose tiles are whole and few, so that blocks find them by themselves (plan_in_order).
 bool needs_no_schedule(PlanRequest const& request, PrefillChoice const& choice);
 void plan_in_order(PlanRequest const& request, Plan& plan, PrefillChoice const& choice);
-KernelPlan& add_in_order(PlanRequest const& request, Plan& plan, TileUse use);  // the kernel alone, the first
+// The kernel alone, the first; `at_once` as in add_pairs().
+KernelPlan& add_in_order(PlanRequest const& request, Plan& plan, TileUse use, std::int64_t at_once = kMaxTiles);
 // Of a use that a head dim need not have; nullptr if it has none or it must not be taken.
 TileRow const* special_row(PlanRequest const& request, TileUse use);
 // Microseconds of a tile that sees `keys`.

@@ -3,12 +3,12 @@
 #include <cmath>
 #include <cstdint>
 #include <memory>
-#include <numeric>
 #include <optional>
 #include <vector>
 
 #include "host/cluster_params.h"
 #include "host/kernel_table.h"
+#include "host/page_boxes.h"
 #include "host/prepared_launches.h"
 #include "host/ranked_tiles.h"
 #include "host/require.h"
@@ -33,13 +33,10 @@ SoftmaxParams softmax_params(Problem const& problem) {
 }
 
 PageParams page_params(TileConfig const& tile, Problem const& problem) {
-  // A box has at least as many rows as the swizzle's pattern, or one: then rows are gathered.
-  constexpr int kLeastBoxKeys = 8;
   PageParams pages;
   if (problem.keys != KeyLayout::kPaged) { return pages; }
   pages.size = FastDivmod(problem.page_size);
-  int const box_keys = std::gcd(std::gcd(problem.page_size, tile.keys), 64);
-  pages.box_keys = box_keys < kLeastBoxKeys ? 1 : box_keys;
+  pages.box_keys = keys_of_box(problem, tile);
   pages.boxes = tile.keys / pages.box_keys;
   pages.blocks_at_once = std::max(1, kLanes / pages.boxes);
   return pages;

@@ -7,7 +7,7 @@
 
 #include "host/require.h"
 #include "host/tensor_rules.h"
-#include "kernels/schedule.h"
+#include "kernels/schedule_layout.h"
 
 namespace hopper_attention {
 namespace {

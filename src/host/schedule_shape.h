@@ -4,7 +4,9 @@
 
 #include "hopper_attention/forward.h"
 #include "kernels/schedule.h"
+#include "kernels/schedule_layout.h"
 #include "kernels/schedule_params.h"
+#include "kernels/sequence_work.h"
 #include "kernels/tile_config.h"
 
 namespace hopper_attention {
@@ -79,7 +81,7 @@ inline CardShare card_share(Plan const& plan, KernelPlan const& kernel) {
   if (plan.kernels.size() == 1 || !has_prefill(plan) || kernel.least_queries > 0) { return CardShare::kAll; }
   bool const is_first = (kernel.family == KernelFamily::kDecode) == plan.decode_first;
   if (!is_first) { return CardShare::kTakes; }
-  return plan.decode_first ? CardShare::kLeaves : CardShare::kAll;
+  return plan.decode_first ? CardShare::kLeaves : CardShare::kFirst;
 }
 
 // Whether the first query of a sequence as long as the bounds allow sees nearly as many keys as the last one, so that

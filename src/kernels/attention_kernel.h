@@ -16,7 +16,7 @@ namespace hopper_attention {
 
 template <class Traits>
 __device__ __forceinline__ void setup_barriers(AttentionParams const& params, typename Traits::SharedStorage& shared) {
-  bool const gathered = params.load.pages.gathered();
+  bool const gathered = Traits::kGathers && params.load.pages.gathered();
   constexpr int kReadersOfWork = Traits::kConsumerWarps + 3;  // the producer warps but the scheduler
   for (int w = 0; w < Traits::kConsumerWarpgroups; ++w) {
     for (int b = 0; b < Traits::kQueryBuffers; ++b) {
@@ -33,7 +33,7 @@ __device__ __forceinline__ void setup_barriers(AttentionParams const& params, ty
     init_barrier(shared.work_full[s], kWritersOfWork<Traits>);
     init_barrier(shared.work_empty[s], kReadersOfWork);
   }
-  if constexpr (Traits::kListed) { init_barrier(shared.loads_issued, 1); }
+  if constexpr (Traits::kDrawn) { init_barrier(shared.loads_issued, 1); }
   if constexpr (Traits::kDecode) {
     init_barrier(shared.parts_full, 1);
     init_barrier(shared.parts_empty, max_of(1, params.cluster.size));

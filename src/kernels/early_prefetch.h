@@ -8,7 +8,7 @@
 
 #include "kernels/dependent_launch.h"
 #include "kernels/params.h"
-#include "kernels/schedule.h"
+#include "kernels/schedule_layout.h"
 #include "kernels/sequences.h"
 #include "kernels/tile_geometry.h"
 
@@ -25,11 +25,11 @@ class EarlyPrefetch {
   __device__ __forceinline__ static void fetch(AttentionParams const& params, int lane) {
     ClusterParams const& cluster = params.cluster;
     PageParams const& pages = params.load.pages;
-    if (pages.gathered()) { return; }  // there are no boxes
+    if (Traits::kGathers && pages.gathered()) { return; }  // there are no boxes
     int const tile = static_cast<int>(blockIdx.x);
     int batch = cluster.sequence(tile);
     int const head = tile - batch * cluster.tiles_of_sequence.divisor;
-    if (cluster.draws()) {
+    if (Traits::kDrawn && cluster.draws()) {
       int const* const order = where_is(cluster.metadata, schedule_stride(params.sequences.batch), kSequenceAt);
       batch = clamped(HintLoad::load(order + batch), 0, params.sequences.batch - 1);
     }

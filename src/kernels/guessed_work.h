@@ -9,6 +9,7 @@
 #include "kernels/dependent_launch.h"
 #include "kernels/params.h"
 #include "kernels/schedule.h"
+#include "kernels/schedule_layout.h"
 #include "kernels/tile_sources.h"
 #include "kernels/warm_schedule.h"
 #include "kernels/work_source.h"

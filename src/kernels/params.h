@@ -11,6 +11,7 @@
 #include "kernels/interval_mask.h"
 #include "kernels/paired_tiles.h"
 #include "kernels/schedule.h"
+#include "kernels/sequence_work.h"
 #include "kernels/sequences.h"
 #include "kernels/tile_geometry.h"
 #include "kernels/tile_scheduler.h"

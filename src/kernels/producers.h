@@ -31,11 +31,11 @@ __device__ __forceinline__ void produce(AttentionParams const& params, typename 
   }
   GatherLoader<Traits> const gather{params.load, shared, loader.lane};
   auto const announce_loads = [&](TileWork const& work) __attribute__((always_inline)) {
-    if constexpr (Traits::kListed) {
+    if constexpr (Traits::kDrawn) {
       if (work.announces_loads && loader.lane == kActingLane) { arrive_barrier(shared.loads_issued); }
     }
   };
-  bool const gathered = Traits::kPages && params.load.pages.gathered();
+  bool const gathered = Traits::kGathers && params.load.pages.gathered();
   if (gathered && (warp == ProducerWarp::kKeysValues || warp == ProducerWarp::kValues)) {
     RingState<Traits::kStages> write;
     // A loop for each warp: in a common one prefill on pages of 1 takes 3 to 5 % longer, and nvcc 12.8 to 13.0 spill

@@ -3,7 +3,7 @@
 
 #include "kernels/lanes.h"
 #include "kernels/params.h"
-#include "kernels/schedule.h"
+#include "kernels/sequence_work.h"
 #include "kernels/sequences.h"
 #include "kernels/tile_scheduler.h"
 

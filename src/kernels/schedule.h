@@ -3,140 +3,17 @@
 // numbers are computed instead.
 //
 // A place is a position in the order of the sequences: those with many queries first (prefill), then those that fit in
-// a tile for few (decode); in each class the longest first. A unit is one key block of a tile, or one of its parts if
-// these follow from it alone (batch_invariant). Numbers count one head group; all head groups of a place come one after
-// another.
+// a tile for few (decode); in each class the longest first. Units are those of sequence_work.h. Numbers count one head
+// group; all head groups of a place come one after another.
 #pragma once
 
-#include "kernels/block_range.h"
 #include "kernels/fast_divmod.h"
 #include "kernels/host_device.h"
+#include "kernels/schedule_layout.h"
+#include "kernels/sequence_work.h"
 #include "kernels/sequences.h"
-#include "kernels/tile_geometry.h"
 
 namespace hopper_attention {
-
-// Layout of scheduler metadata: a counter of the items that CTAs have drawn (kDecodeCounter is that of the decode
-// kernel, where both run; each call leaves them at 0), then four arrays of `stride` int32.
-enum ScheduleArray : int {
-  kSequenceAt,     // sequence at each place
-  kTilesUntil,     // tiles of the places up to and with this one
-  kUnitsUntil,     // units of the places up to and with this one
-  kScheduleFacts,  // ScheduleFact
-};
-enum ScheduleFact : int {
-  kPlacesAndCuts,
-  kMostUnitsPrefill,  // key blocks of the longest tile, in whatever parts, of each class
-  kMostUnitsDecode,
-  kDecodeCounter,
-  kScheduleFactCount
-};
-
-// Engines have buffers for round_up(batch, 4) numbers in each array, as FlashAttention-3's metadata have.
-template <class Count>
-HA_HOST_DEVICE constexpr Count schedule_stride(Count batch) {
-  constexpr Count kMultiple = 4;  // a power of 2
-  return (batch + kMultiple - 1) & ~(kMultiple - 1);
-}
-static_assert(schedule_stride(1) >= kScheduleFactCount);
-
-// Whether it pays to cut tiles of few queries: bits.
-enum Cuts : int {
-  kCutsWholeTiles = 1,  // over CTAs that take a tile each
-  kCutsClusters = 2,    // over clusters that do
-};
-
-// A fact of two: how many places are of prefill, and Cuts, of the places of decode and of all as tiles of few queries.
-struct PlacesAndCuts {
-  static constexpr int kBits = 2;         // of Cuts
-  static constexpr int kPlacesBits = 26;  // 4 bits are left over, the sign among them
-
-  int prefill = 0;
-  int cuts_decode = 0;
-  int cuts_all = 0;
-
-  HA_HOST_DEVICE static constexpr PlacesAndCuts of(int fact) {
-    constexpr int kCuts = (1 << kBits) - 1;
-    return {fact & ((1 << kPlacesBits) - 1), fact >> kPlacesBits & kCuts, fact >> (kPlacesBits + kBits) & kCuts};
-  }
-  HA_HOST_DEVICE constexpr int fact() const {
-    return prefill | cuts_decode << kPlacesBits | cuts_all << (kPlacesBits + kBits);
-  }
-};
-
-// Tiles of one kernel family as the schedule counts them.
-struct TileShape {
-  int queries = 1;      // of a tile
-  int keys = 1;         // of a block
-  int fixed_split = 0;  // blocks of the longest tile in one part, if parts do not depend on the batch; else 0
-  int least_units = 1;  // of a tile: what it takes to bring even one block
-};
-
-// The tiles of a sequence. With a causal mask their units rise from the first to the last.
-struct SequenceWork {
-  int tiles = 0;
-  int units = 1;      // of the last tile: at least 1
-  int least = units;  // of the first tile: from 1 to units
-
-  HA_HOST_DEVICE constexpr bool even() const { return least == units; }
-
-  // Of tile m of them; of the tiles m and tiles - 1 - m together as many as of the first and the last.
-  HA_HOST_DEVICE constexpr int units_of(int m) const {
-    if (even() || tiles <= 1) { return units; }
-    int const mirrored = tiles - 1 - m;
-    return m <= mirrored ? least + scaled_cut(m, tiles - 1, units - least)
-                         : units - scaled_cut(mirrored, tiles - 1, units - least);
-  }
-  // Of all tiles. More than can be counted are a number that is too large for any call, alone or with a few others.
-  HA_HOST_DEVICE constexpr int sum() const {
-    constexpr long long kTooMany = 5LL << 28;
-    long long const in_pairs = static_cast<long long>(tiles / 2) * (units + least);
-    long long const all =
-        even() ? static_cast<long long>(tiles) * units : in_pairs + (tiles % 2 == 0 ? 0 : units_of(tiles / 2));
-    return static_cast<int>(all < kTooMany ? all : kTooMany);
-  }
-};
-
-// Parts of a tile if they do not depend on the batch: of a quarter of the longest tile in one part (a power of 2), but
-// no more than 32 as long as none is longer than that.
-HA_HOST_DEVICE constexpr int fixed_parts(int blocks, int longest) {
-  constexpr int kMostParts = 32;
-  if (blocks <= longest) { return 1; }
-  int const bits = log2_of(longest);
-  return max_of(min_of((4 * blocks + longest - 1) >> bits, kMostParts), (blocks + longest - 1) >> bits);
-}
-
-// Units are the blocks of the first and the last tile, and rise evenly between them; of few queries at least some.
-// They weigh tiles and place cuts; every tile is cut in proportion to its own blocks, of which it may have some more or
-// fewer than units. This is as if all tiles were like the last one.
-HA_HOST_DEVICE constexpr SequenceWork even_work(TileShape const& shape, MaskParams const& mask, SeqlenQK len) {
-  if (len.q == 0) { return {0, 1}; }
-  int const blocks = block_range(mask, max_of(len.q - shape.queries, 0), len.q - 1, len, shape.keys).blocks();
-  return {ceil_div(len.q, shape.queries), max_of(shape.least_units, blocks)};
-}
-
-// Whether units rise along a sequence.
-HA_HOST_DEVICE constexpr bool units_rise(MaskParams const& mask) {
-  return mask.left == kUnlimited && mask.right != kUnlimited && mask.chunk == 0 && mask.cp_world <= 1;
-}
-
-// In blocks, in whatever parts they are.
-HA_HOST_DEVICE constexpr SequenceWork work_in_blocks(TileShape const& shape, MaskParams const& mask, SeqlenQK len) {
-  SequenceWork const even = even_work(shape, mask, len);
-  if (even.tiles <= 1 || shape.fixed_split > 0 || !units_rise(mask)) { return even; }
-  int const last_row = len.q - (even.tiles - 1) * shape.queries - 1;  // of the first tile
-  int const least = block_range(mask, 0, last_row, len, shape.keys).blocks();
-  return {even.tiles, even.units, min_of(max_of(1, least), even.units)};
-}
-
-HA_HOST_DEVICE constexpr SequenceWork work_in_units(TileShape const& shape, SequenceWork const& in_blocks) {
-  if (shape.fixed_split == 0) { return in_blocks; }
-  return {in_blocks.tiles, fixed_parts(in_blocks.units, shape.fixed_split)};
-}
-
-HA_HOST_DEVICE constexpr SequenceWork sequence_work(TileShape const& shape, MaskParams const& mask, SeqlenQK len) {
-  return work_in_units(shape, work_in_blocks(shape, mask, len));
-}
 
 // Key blocks of a thread block's idle time that are worth cutting tiles and merging them.
 inline constexpr int kWorthCutting = 24;
@@ -144,13 +21,16 @@ inline constexpr int kWorthCutting = 24;
 // Whether whole tiles leave so much of the grid idle that cutting them pays: more than kWorthCutting units for each
 // thread block, and a fourteenth of all its time. `units`: of all tiles together; `most`: of the longest. Tiles of
 // about the same length are taken in rounds; of others the short ones fill the gaps that the long ones leave.
+// `behind`: units of a kernel that fills these.
 template <class Count>
-HA_HOST_DEVICE constexpr bool leave_grid_idle(Count tiles, long long units, int most, int ctas, bool even) {
+HA_HOST_DEVICE constexpr bool leave_grid_idle(Count tiles, long long units, int most, int ctas, bool even,
+                                              long long behind = 0) {
   // No division of 64 bits: it is a call that producers have no registers for.
+  long long const worth = static_cast<long long>(kWorthCutting) * ctas + behind;
   long long const behind_longest = static_cast<long long>(most) * ctas - units;
-  if (behind_longest > static_cast<long long>(kWorthCutting) * ctas && 13 * behind_longest > units) { return true; }
+  if (behind_longest > worth && 13 * (behind_longest - behind) > units) { return true; }
   long long const in_last_round = static_cast<long long>(ceil_div<Count>(tiles, ctas)) * ctas - tiles;
-  bool const is_long = in_last_round * units > static_cast<long long>(tiles) * kWorthCutting * ctas;
+  bool const is_long = in_last_round * units > static_cast<long long>(tiles) * worth;
   return even && is_long && 13 * in_last_round > tiles;
 }
 
@@ -160,6 +40,7 @@ enum class Places { kAll, kPrefill, kDecode };
 // How a kernel shares the SMs with the other one of its call.
 enum class CardShare {
   kAll,     // by turns: each CTA begins with the item of its own index
+  kFirst,   // prefill before decode: the same
   kLeaves,  // decode before prefill, bound by memory: CTAs that it can do without end at once
   kTakes,   // the second: its CTAs start where SMs are left, then where they become free, so that none has an own item
 };
@@ -199,16 +80,6 @@ struct ScheduleParams {
   int most_tiles = 0;            // bounds for what damaged metadata may claim, of one head group
   int most_units = 0;
 };
-
-// In metadata, or a copy of them.
-template <class Integer>
-HA_HOST_DEVICE constexpr Integer* where_is(Integer* metadata, int stride, ScheduleArray array) {
-  return metadata + 1 + array * stride;
-}
-template <class Integer>
-HA_HOST_DEVICE constexpr Integer* where_is(Integer* metadata, int stride, ScheduleFact fact) {
-  return where_is(metadata, stride, kScheduleFacts) + fact;
-}
 
 // Whether tiles of few queries may be cut, and that pays over `whole`; `places_and_cuts`: the fact of the metadata.
 HA_HOST_DEVICE constexpr bool cuts_tiles(ScheduleParams const& params, int places_and_cuts, Cuts whole) {
@@ -391,10 +262,12 @@ class Schedule {
     if (params_.always_split) { return true; }
     if (params_.bound_by_memory) { return cuts_tiles(params_, metadata_, kCutsWholeTiles); }
     int const all = max_of(1, tiles());
-    long long const other = params_.share == CardShare::kTakes ? units_behind() : 0;
-    // Beside longer work of the other kernel, only the longest tile can end late.
-    bool const even = params_.even_tiles && other <= units();
-    return leave_grid_idle(all, units() + other, most_units(), params_.ctas, even);
+    // Decode behind prefill begins where whole tiles leave SMs. Before it, decode makes all work longer, of which only
+    // the longest tile can end late beside more of decode.
+    bool const first = params_.share == CardShare::kFirst;
+    long long const other = first || params_.share == CardShare::kTakes ? units_behind() : 0;
+    bool const even = params_.even_tiles && (first || other <= units());
+    return leave_grid_idle(all, first ? units() : units() + other, most_units(), params_.ctas, even, first ? other : 0);
   }
 
   // As many as leave prefill the SMs on which it ends no later than decode, but at least three quarters, which read as

@@ -3,6 +3,7 @@
 
 #include "hopper_attention/types.h"
 #include "kernels/schedule.h"
+#include "kernels/sequence_work.h"
 
 namespace hopper_attention {
 

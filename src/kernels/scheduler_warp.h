@@ -15,9 +15,24 @@
 
 namespace hopper_attention {
 
-// Of a kernel of few queries. `publish_items` takes a source of work, and begins with the first item of the CTA. With
-// `guesses` what the schedule says is read before the wait for the kernel before; false, and nothing is published, if
-// that was wrong or is of no use.
+// Of a kernel of few queries whose tiles follow from the index of the CTA. `publish_items` takes a source of work, and
+// begins with the first item of the CTA.
+template <class Traits, class Publish>
+__device__ __forceinline__ void publish_by_index(AttentionParams const& params, Publish publish_items) {
+  int const cta = static_cast<int>(blockIdx.x);
+  if (params.cluster.on()) {
+    ClusterWorkSource source(params, cta);
+    start_role<Traits>(params);
+    publish_items(source);
+  } else {
+    DenseWorkSource source(params, cta, false);
+    start_role<Traits>(params);
+    publish_items(source);
+  }
+}
+
+// Of one that looks for its work in a schedule, if there is one. With `guesses` what the schedule says is read before
+// the wait for the kernel before; false, and nothing is published, if that was wrong or is of no use.
 template <class Traits, class Publish>
 __device__ __forceinline__ bool publish_few_queries(AttentionParams const& params,
                                                     typename Traits::SharedStorage& shared, Publish publish_items,
@@ -123,8 +138,10 @@ __device__ __forceinline__ void schedule(AttentionParams const& params, typename
     round = 0;
     return publish<Traits>(params, shared, source, draw);
   };
-  if constexpr (Traits::kDecode) {
-    bool guesses = Traits::kMayGuess && params.cluster.guesses;
+  if constexpr (Traits::kByIndex) {
+    publish_by_index<Traits>(params, publish_items);
+  } else if constexpr (Traits::kDecode) {
+    bool guesses = Traits::kMayGuess && params.cluster.by_schedule && params.cluster.guesses;
     while (!publish_few_queries<Traits>(params, shared, publish_items, guesses)) { guesses = false; }
   } else {
     publish_many_queries<Traits>(params, shared, publish_items);

@@ -51,7 +51,7 @@ class SwappedMainloop {
     if (work.range.empty()) {
       sync_warpgroup(0);  // all have seen Q arrive: its barrier must not run ahead of one that waits
       after_scores();
-    } else if (params_.softmax.softcap_inner == 0.0F) {
+    } else if (Traits::kByIndex || params_.softmax.softcap_inner == 0.0F) {
       all_blocks(work, q_slot, read, after_scores, false_type{});
     } else {
       all_blocks(work, q_slot, read, after_scores, true_type{});

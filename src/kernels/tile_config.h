@@ -19,8 +19,10 @@ namespace hopper_attention {
 // parts. Schedules count the tiles of kRagged all the same. kPaired is for so few tiles that each has an SM, of which
 // some are long and some short, or so few that each has several: the thread blocks of a cluster share a long one and a
 // short one.
-// Softcap for many queries, in dense calls too, has kernels of its own with the tiles of kRagged. So has
-// batch_invariant with those of kFewRows: what merges parts would take short calls 0.2 us.
+// Softcap for many queries, in dense calls too, has kernels of its own with the tiles of kRagged. Those of kFewRows
+// have two more: for batch_invariant, since what merges parts would take short calls 0.2 us, and for tiles that follow
+// from their index, whose calls take 0.97 of the time without the code that looks for others, gathers keys or caps
+// scores.
 enum class TileUse : std::uint8_t {
   kDense,
   kRagged,
@@ -32,6 +34,7 @@ enum class TileUse : std::uint8_t {
   kCapped,
   kDecode,
   kFewRows,
+  kFewRowsByIndex,
   kFewRowsInParts
 };
 
@@ -51,6 +54,8 @@ constexpr Calls calls_of(TileUse use) {
       return Calls::kPaired;
     case TileUse::kCapped:
       return Calls::kCapped;
+    case TileUse::kFewRowsByIndex:
+      return Calls::kByIndex;
     case TileUse::kFewRowsInParts:
       return Calls::kInParts;
     default:
@@ -188,6 +193,11 @@ inline constexpr std::array kTiles{
         TileUse::kFewRows, {16, 64, 192, 192, 8}, "queries are the columns of S and O: 16 of them instead of 64 rows"},
     TileRow{
         TileUse::kFewRows, {16, 64, 256, 256, 6}, "queries are the columns of S and O: 16 of them instead of 64 rows"},
+    TileRow{TileUse::kFewRowsByIndex, {16, 128, 64, 64, 6, 2}, "as where a schedule may have them"},
+    TileRow{TileUse::kFewRowsByIndex, {16, 128, 128, 128, 6}, "as where a schedule may have them"},
+    TileRow{TileUse::kFewRowsByIndex, {16, 64, 192, 128, 8}, "as where a schedule may have them"},
+    TileRow{TileUse::kFewRowsByIndex, {16, 64, 192, 192, 8}, "as where a schedule may have them"},
+    TileRow{TileUse::kFewRowsByIndex, {16, 64, 256, 256, 6}, "as where a schedule may have them"},
     TileRow{TileUse::kFewRowsInParts, {16, 128, 64, 64, 6, 2}, "as without batch_invariant"},
     TileRow{TileUse::kFewRowsInParts, {16, 128, 128, 128, 6}, "as without batch_invariant"},
     TileRow{TileUse::kFewRowsInParts, {16, 64, 192, 128, 8}, "as without batch_invariant"},

@@ -6,6 +6,8 @@
 #include "kernels/params.h"
 #include "kernels/ranked_tiles.h"
 #include "kernels/schedule.h"
+#include "kernels/schedule_layout.h"
+#include "kernels/sequence_work.h"
 #include "kernels/tile_scheduler.h"
 #include "kernels/tile_work.h"
 #include "kernels/work_item.h"

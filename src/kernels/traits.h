@@ -37,6 +37,9 @@ struct AttentionTraits {
   static constexpr int kThreads = (kConsumerWarpgroups + 1) * cutlass::NumThreadsPerWarpGroup;
   static constexpr bool kListed = kTile.calls != Calls::kDense;  // lengths on the device
   static constexpr bool kPages = kListed && kTile.calls != Calls::kWhole;
+  static constexpr bool kByIndex = kTile.calls == Calls::kByIndex;
+  static constexpr bool kGathers = kPages && !kByIndex;  // keys of pages that are too small for boxes
+  static constexpr bool kDrawn = kListed && !kByIndex;   // CTAs may draw their tiles
   static constexpr bool kPaired = kTile.calls == Calls::kPaired;
   static constexpr bool kRanked = may_rank_tiles(kTile);
   static constexpr bool kInParts = kTile.calls == Calls::kInParts;                    // that follow from the tile alone
@@ -206,7 +209,7 @@ struct AttentionTraits {
   static constexpr int kBytesOfSource = kDecode ? 8 : max_of(kBytesOfState, kBytesOfRanks);
   // The first item is found while the kernel before still runs, from a copy of the schedule in the place of P. Tiles of
   // 64 rows have P in registers.
-  static constexpr bool kMayGuess = kSwapped;
+  static constexpr bool kMayGuess = kSwapped && !kByIndex;
   static_assert(!kMayGuess || ScheduleCopy::words_for(kMostGuessedSequences) * int(sizeof(int)) <=
                                   2 * kElementsP * int(sizeof(Element)));
   // The first scores of the next tile under the epilogue: 1.03 of the speed with head dim 64 at 512 tokens, 0.99 with

@@ -5,6 +5,7 @@
 
 #include "kernels/host_device.h"
 #include "kernels/schedule.h"
+#include "kernels/sequence_work.h"
 
 namespace hopper_attention {
 

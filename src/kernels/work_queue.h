@@ -35,7 +35,7 @@ __device__ __forceinline__ bool publish(AttentionParams const& params, typename 
   bool behind_long_item = false;
   do {
     wait_barrier(shared.work_empty[write.slot], write.phase ^ 1);
-    if (Traits::kListed && Source::kDraws && behind_long_item) {
+    if (Traits::kDrawn && Source::kDraws && behind_long_item) {
       wait_barrier(shared.loads_issued, loads_phase);
       loads_phase ^= 1;
     }
@@ -62,7 +62,7 @@ __device__ __forceinline__ bool publish(AttentionParams const& params, typename 
     } while (!work.last && (work.queries.last < work.queries.first || (Traits::kDecode && !params.takes(sequence))));
     behind_long_item =
         ends_soon && (work.range.blocks() >= kLongItem || (Traits::kInParts && work.part == TilePart::kLast));
-    work.announces_loads = Traits::kListed && Source::kDraws && behind_long_item;
+    work.announces_loads = Traits::kDrawn && Source::kDraws && behind_long_item;
     __syncwarp();  // every lane has waited, then one writes
     if (lane == 0) {
       if (work.last) {

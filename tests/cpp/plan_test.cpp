@@ -267,6 +267,40 @@ TEST_CASE("plan: kernels have the code that their calls need and no more") {
   CHECK(calls_of(dense) == Calls::kAll);
 }
 
+TEST_CASE("plan: tiles of few rows that follow from their index have kernels without what others need") {
+  auto const calls_of = [](Problem const& p) { return plan(p, card(132)).kernels.at(0).tile.calls; };
+  Problem decode = ragged(1, 8192, 128);
+  decode.num_splits = 0;
+  decode.heads_k = 1;
+  decode.heads_q = 8;
+  CHECK(calls_of(decode) == Calls::kByIndex);
+  Problem paged = decode;
+  paged.keys = KeyLayout::kPaged;
+  for (int const size : {8, 16, 24, 64, 80, 256}) {
+    CAPTURE(size);
+    paged.page_size = size;
+    CHECK(calls_of(paged) == Calls::kByIndex);
+  }
+  for (int const size : {1, 4, 12, 100}) {  // whose rows are gathered
+    CAPTURE(size);
+    paged.page_size = size;
+    CHECK(calls_of(paged) == Calls::kAll);
+  }
+  Problem capped = decode;
+  capped.softcap = 30.0F;
+  CHECK(calls_of(capped) == Calls::kAll);
+  Problem by_schedule = decode;  // a bound that is a page table's
+  by_schedule.seqlen_k = 1 << 17;
+  by_schedule.batch = 32;
+  CHECK(calls_of(by_schedule) == Calls::kAll);
+  Problem in_parts = decode;
+  in_parts.batch_invariant = true;
+  CHECK(calls_of(in_parts) == Calls::kInParts);
+  Problem many_rows = decode;
+  many_rows.seqlen_q = 4;
+  CHECK(calls_of(many_rows) == Calls::kAll);
+}
+
 TEST_CASE("tiles: those of softcap are those without, which the schedule counts") {
   for (TileRow const& row : kTiles) {
     if (row.use != TileUse::kRagged) { continue; }
@@ -544,7 +578,7 @@ TEST_CASE(
     REQUIRE(made.kernels.size() >= 2);
     for (KernelPlan const& kernel : made.kernels) {
       bool const decode = kernel.family == KernelFamily::kDecode;
-      CardShare const first = decode ? CardShare::kLeaves : CardShare::kAll;
+      CardShare const first = decode ? CardShare::kLeaves : CardShare::kFirst;
       bool const rest = kernel.least_queries > 0;  // of decode
       CHECK(card_share(made, kernel) == (rest                          ? CardShare::kAll
                                          : decode == made.decode_first ? first
@@ -772,8 +806,11 @@ TEST_CASE("plan: tiles of a ragged call with many rows follow from the head dims
           // hold. Here all sequences have the same number of queries, so that none has fewer than the others.
           bool const many_without_prefill = 4 * seqlen_q > 16 && (4 * seqlen_q <= 64 || batch_invariant);
           bool const few = !many_without_prefill && known;
-          for (KernelPlan const& kernel : plan(p, card(114)).kernels) {
-            TileUse const of_few = batch_invariant ? TileUse::kFewRowsInParts : TileUse::kFewRows;
+          Plan const made = plan(p, card(114));
+          for (KernelPlan const& kernel : made.kernels) {
+            TileUse const of_few = batch_invariant ? TileUse::kFewRowsInParts
+                                   : made.listed   ? TileUse::kFewRows
+                                                   : TileUse::kFewRowsByIndex;
             TileUse const decode = few ? of_few : TileUse::kDecode;
             TileUse const use = kernel.family == KernelFamily::kDecode ? decode
                                 : kernel.may_split                     ? TileUse::kRagged
@@ -1125,11 +1162,16 @@ TEST_CASE("plan: few prompts beside sequences of few queries have a kernel for e
   CHECK(made.kernels[1].most_queries == 4);
   CHECK(made.kernels[1].tile.rows == 16);
   CHECK(made.kernels[1].ctas == made.cluster * 82);
-  for (int const bound : {20, 140, 9000}) {  // of queries
+  for (int const bound : {20, 140, 9000}) {  // of queries: no tile depends on it, nor which are shared
     p.seqlen_q = bound;
     Plan const other = plan(p, card(132));
     CHECK(other.kernels[0].tile == made.kernels[0].tile);
-    CHECK(other.kernels[0].ctas == made.kernels[0].ctas);
+    CHECK(other.kernels[0].pairs == made.kernels[0].pairs);
+    CHECK(other.kernels[0].blocks_of_pair == made.kernels[0].blocks_of_pair);
+    // 100 queries are four tiles for each K/V head, and one more for each prompt; four more than there must be.
+    int const prompts = ceil_div(100, bound) - 1 + 4;
+    CHECK(other.kernels[0].ctas <= std::max(1, other.kernels[0].blocks_of_pair) * 2 * (4 + prompts));
+    CHECK(other.kernels[0].ctas >= 2 * (4 + prompts));
   }
   p = step(364, 64, 1, 2048);
   KernelPlan const without_margin = plan(p, card(132)).kernels.at(0);
@@ -1594,13 +1636,15 @@ TEST_CASE("plan: with batch invariance, clusters hold the parts of any sequence,
   }
 }
 
-TEST_CASE("tiles: with batch_invariant few rows have a kernel of their own with the same tile") {
+TEST_CASE("tiles: few rows have kernels of their own by index and with batch_invariant, with the same tile") {
   int count = 0;
   for (TileRow const& row : kTiles) {
     if (row.use != TileUse::kFewRows) { continue; }
-    TileConfig in_parts = row.tile;
-    in_parts.calls = Calls::kInParts;
-    CHECK(find_tile(row.tile.head_dim, row.tile.head_dim_v, TileUse::kFewRowsInParts)->tile == in_parts);
+    for (TileUse const use : {TileUse::kFewRowsByIndex, TileUse::kFewRowsInParts}) {
+      TileConfig same = row.tile;
+      same.calls = calls_of(use);
+      CHECK(find_tile(row.tile.head_dim, row.tile.head_dim_v, use)->tile == same);
+    }
     ++count;
   }
   CHECK(count == 5);
@@ -1629,7 +1673,7 @@ TEST_CASE("plan: 16 rows take the tile of few rows, one more the tile of 64") {
       Problem const p = problem(2, seqlen_q, 1000, heads_q, 8, 128);
       Plan const made = testing::plan_with(p, card(132), {.cluster = forced_cluster});
       REQUIRE(made.kernel == KernelFamily::kDecode);
-      CHECK(made.tile == find_tile(128, 128, few ? TileUse::kFewRows : TileUse::kDecode)->tile);
+      CHECK(made.tile == find_tile(128, 128, few ? TileUse::kFewRowsByIndex : TileUse::kDecode)->tile);
     }
   }
   // A build with head dim 96 alone has all that its calls need.

@@ -2062,6 +2062,42 @@ TEST_CASE("leave_grid_idle: also where every block has a tile, but one is much l
   CHECK_FALSE(leave_grid_idle(20 * ctas, 8000LL * ctas, 500, ctas, false));  // short ones fill the gap
 }
 
+TEST_CASE("leave_grid_idle: a kernel behind fills what whole tiles leave, as far as its work goes") {
+  int const ctas = 132;
+  long long const units = 88 * 205;              // of 88 tiles
+  long long const idle = (132 - 88) * 205;       // what the grid could do until they end
+  long long const worth = ctas * kWorthCutting;  // what cutting must save
+  for (bool const even : {false, true}) {
+    CHECK(leave_grid_idle(88, units, 205, ctas, even));
+    CHECK(leave_grid_idle(88, units, 205, ctas, even, idle - worth - 1));
+    CHECK_FALSE(leave_grid_idle(88, units, 205, ctas, even, idle - worth));
+    CHECK_FALSE(leave_grid_idle(88, units, 205, ctas, even, 100 * idle));
+  }
+  // 22 more than a round: of the second one, too, all but these blocks would be idle.
+  CHECK(leave_grid_idle(154, 154LL * 205, 205, ctas, true, idle));
+  CHECK_FALSE(leave_grid_idle(154, 154LL * 205, 205, ctas, true, 3 * idle));
+}
+
+TEST_CASE("schedule: prefill before decode is cut only where decode has too little to do on the SMs that it leaves") {
+  auto const is_cut = [](int singles, int keys) {
+    Request r;
+    std::tie(r.heads_q, r.heads_k) = std::pair(32, 8);
+    r.options.num_splits = 0;
+    r.options.causal = true;
+    r.lengths.assign(static_cast<std::size_t>(singles), SeqlenQK{1, keys});
+    r.lengths.push_back({512, 16384});  // 88 tiles
+    Call call;
+    make_call(r, call);
+    REQUIRE(call.plan.kernels.size() == 2);
+    REQUIRE_FALSE(call.plan.decode_first);
+    REQUIRE(call.plan.kernels[0].may_split);
+    return Schedule(schedule_of(call, call.plan.kernels[0])).by_units();
+  };
+  CHECK_FALSE(is_cut(64, 8192));  // 64 x 8 tiles of 64 blocks, where 44 x 205 blocks' time is left
+  CHECK(is_cut(64, 128));
+  CHECK(is_cut(8, 2048));
+}
+
 TEST_CASE("tiles_are_even: where the first query sees three quarters of the keys of the last") {
   struct Prompt {
     char const* why;

@@ -1,7 +1,8 @@
 """Scheduler metadata as plain numpy, from lengths and a mask alone: what the kernel that makes them is held against.
 
 Nothing here is computed by the library. Only how large its tiles are is asked of it (`shapes_of`), which is a choice and
-no result. A sequence's place, a unit and the layout are what src/kernels/schedule.h says they are.
+no result. What a sequence's place, a unit and the layout are say `schedule.h`,
+`sequence_work.h` and `schedule_layout.h` in src/kernels.
 """
 
 from __future__ import annotations
