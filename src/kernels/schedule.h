@@ -40,7 +40,7 @@ enum class Places { kAll, kPrefill, kDecode };
 // How a kernel shares the SMs with the other one of its call.
 enum class CardShare {
   kAll,     // by turns: each CTA begins with the item of its own index
-  kFirst,   // prefill before decode: the same
+  kFirst,   // prefill before decode: the same, and what whole tiles leave is not idle
   kLeaves,  // decode before prefill, bound by memory: CTAs that it can do without end at once
   kTakes,   // the second: its CTAs start where SMs are left, then where they become free, so that none has an own item
 };

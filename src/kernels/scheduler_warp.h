@@ -141,6 +141,7 @@ __device__ __forceinline__ void schedule(AttentionParams const& params, typename
   if constexpr (Traits::kByIndex) {
     publish_by_index<Traits>(params, publish_items);
   } else if constexpr (Traits::kDecode) {
+    // Only those by a schedule guess, which ptxas must see: otherwise the search has two bodies, of 600 instructions.
     bool guesses = Traits::kMayGuess && params.cluster.by_schedule && params.cluster.guesses;
     while (!publish_few_queries<Traits>(params, shared, publish_items, guesses)) { guesses = false; }
   } else {
