@@ -157,8 +157,8 @@ void bind_tile(nb::module_& module) {
           "What its kernel has the code for: 'all' calls, all with softcap ('capped'), all without it\n"
           "('uncapped'); of these those whose tiles are never cut ('uncut'), without pages ('whole'), 'dense'\n"
           "ones, or those of which the blocks of a cluster share tiles ('paired'); of few rows those without softcap\n"
-          "whose tiles follow from their index ('by index'), and all with batch_invariant, in which tiles are in parts\n"
-          "that follow from them alone ('in parts').")
+          "whose tiles follow from their index ('by index'), and all with batch_invariant, in which tiles are in\n"
+          "parts that follow from them alone ('in parts').")
       .def(nb::self == nb::self, nb::sig("def __eq__(self, other: object, /) -> bool"))
       .def("__hash__", [](TileConfig const& tile) { return nb::hash(nb::str(tile_text(tile).c_str())); })
       .def("__repr__", &tile_text);
