@@ -165,11 +165,7 @@ class Step {
   double us_of_ends() const { return takes_turns() ? kEndsInTurnUs : kEndsOfFewUs; }
   static double us_of_size(int size) { return kDoublingUs * std::log2(size); }
 
-  // That a full tile of many queries may see.
-  int keys_seen(TileRow const& row) const {
-    int const queries = tile_shape(row.tile, request_.scheduled_packing(), false).queries;
-    return static_cast<int>(request_.most_keys_of_queries(queries));
-  }
+  int keys_seen(TileRow const& row) const { return static_cast<int>(keys_of_full_tile(request_, row.tile)); }
 
   int keys_of_prompts(TileRow const& row, Supposed const& supposed) const {
     return supposed.fresh ? min_of(static_cast<int>(prompt_.total_q), keys_seen(row)) : keys_seen(row);

@@ -39,12 +39,6 @@ std::int64_t full_tiles(PlanRequest const& request, TileConfig const& tile) {
   return of_group * request.scheduled_groups();
 }
 
-// Keys that a full tile of a packed q may see, whatever max_seqlen_q is.
-std::int64_t keys_of_full_tile(PlanRequest const& request, TileConfig const& tile) {
-  if (!request.problem.packed_q) { return request.most_keys_of_tile(tile); }
-  return request.most_keys_of_queries(tile_shape(tile, request.scheduled_packing(), false).queries);
-}
-
 double rounds_of(PlanRequest const& request, TileRow const& row) {
   return static_cast<double>(full_tiles(request, row.tile)) / request.device.sm_count;
 }
@@ -179,6 +173,11 @@ PrefillChoice choose_equal_parts(PlanRequest const& request, PrefillChoice const
 }
 
 }  // namespace
+
+std::int64_t keys_of_full_tile(PlanRequest const& request, TileConfig const& tile) {
+  if (!request.problem.packed_q) { return request.most_keys_of_tile(tile); }
+  return request.most_keys_of_queries(tile_shape(tile, request.scheduled_packing(), false).queries);
+}
 
 double us_of_tile(TileRow const& row, double keys) {
   TileCost const cost = measured_row(row).cost;

@@ -133,6 +133,8 @@ void plan_in_order(PlanRequest const& request, Plan& plan, PrefillChoice const& 
 KernelPlan& add_in_order(PlanRequest const& request, Plan& plan, TileUse use, std::int64_t at_once = kMaxTiles);
 // Of a use that a head dim need not have; nullptr if it has none or it must not be taken.
 TileRow const* special_row(PlanRequest const& request, TileUse use);
+// Keys that a full tile of a packed q may see, whatever max_seqlen_q is.
+std::int64_t keys_of_full_tile(PlanRequest const& request, TileConfig const& tile);
 // Microseconds of a tile that sees `keys`.
 double us_of_tile(TileRow const& row, double keys);
 void plan_equal_parts(PlanRequest const& request, Plan& plan, PrefillChoice const& choice);
