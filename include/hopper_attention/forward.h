@@ -110,6 +110,7 @@ struct KernelPlan {
   int partial_rows = 0;            // query rows of each
   int least_queries = 0;           // of the sequences that it takes
   int most_queries = std::numeric_limits<int>::max();
+  bool merges_parts = false;  // the block that leaves the last part of a tile does, not the combine kernel
   bool shares_parts = false;  // its parts of tiles lie in the slots of the last kernel
   int equal_parts = 1;        // of each tile, a block for each, which follow from their index
   int pairs = 0;              // of tiles that the blocks of a cluster share, found by their rank (PairedTiles)
@@ -137,7 +138,7 @@ struct Plan {
   int cluster_if_alike = 0;         // as cluster, if it finds no sequence much longer than the others; 0: not asked
   bool draws_if_whole = false;      // tiles are drawn in its order if it cuts none
   bool starts_early = true;         // kernels are set up while the one before on the stream still runs
-  bool next_starts_early = true;    // and the next call while the combine kernel does, also if that merges nothing
+  bool next_starts_early = true;    // and the next call before this one ends, also if no tile is cut
   bool makes_schedule = false;      // which has to be computed first
   FewReaders readers;               // for the kernel that makes it
   bool fixed_splits = false;        // splits depend on a sequence alone (batch_invariant)
@@ -145,7 +146,8 @@ struct Plan {
   bool decode_first = false;        // of two kernels, on a part of the SMs; otherwise prefill, on all it has tiles for
   int max_splits = 0;               // of a tile; 0: no bound
   int keys_in_l2 = 0;               // of one K/V head
-  std::vector<KernelPlan> kernels;  // one, or prefill and decode; the combine kernel follows if any may split
+  std::vector<KernelPlan> kernels;  // one, or prefill and decode; the combine kernel follows if any may split and
+                                    // leaves merging to it
   std::int64_t workspace_bytes = 0;
   std::vector<std::string> reasons;  // one line for each decision
 

@@ -224,7 +224,7 @@ void append_and_forward(AppendArguments const& args, Arguments const& attention,
   }
 }
 
-std::int64_t schedule_size(std::int64_t batch) { return 1 + 4 * schedule_stride(batch); }
+std::int64_t schedule_size(std::int64_t batch) { return schedule_words(schedule_stride(batch)); }
 
 char const* version() { return HOPPER_ATTENTION_VERSION; }
 

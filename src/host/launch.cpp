@@ -210,6 +210,10 @@ Workspace divide_workspace(Plan const& plan, Problem const& problem, Arguments c
     parts.partial[i] = {reinterpret_cast<float*>(next),
                         reinterpret_cast<float*>(next + partial_out_bytes(kernel, problem.head_dim_v)),
                         kernel.partial_rows};
+    if (kernel.merges_parts) {
+      parts.partial[i].arrivals = reinterpret_cast<std::uint64_t*>(
+          next + partial_out_bytes(kernel, problem.head_dim_v) + partial_lse_bytes(kernel));
+    }
     next += partial_bytes(kernel, problem.head_dim_v);
   }
   for (std::size_t i = 0; i < plan.kernels.size(); ++i) {

@@ -180,6 +180,15 @@ void add_decode_kernels(PlanRequest const& request, Plan& plan, bool may_split) 
   add_kernel(request, plan, use, may_split).least_queries = most_queries + 1;
 }
 
+// A kernel that is alone merges the parts of its tiles, where it has 16 rows; no other has the code for that. It counts
+// parts with the schedule's counter, which only calls with lengths on the device have, and which one that draws needs.
+void choose_who_merges(PlanRequest const& request, Plan& plan) {
+  KernelPlan& kernel = plan.kernels.front();
+  bool const alone = plan.kernels.size() == 1 && !plan.fixed_splits && request.problem.ragged;
+  kernel.merges_parts = alone && kernel.may_split && kernel.tile.rows <= kMostFewRows;
+  if (kernel.merges_parts) { because(plan, "merging", "by the block that leaves the last part of a tile"); }
+}
+
 // Whether each SM has at most one tile of prompts, if these have all queries but one of each sequence.
 bool prompts_take_one_round(PlanRequest const& request, TileConfig const& tile) {
   Problem const& problem = request.problem;
@@ -230,6 +239,7 @@ void plan_listed(PlanRequest const& request, Plan& plan, PrefillChoice const& pr
     }
   }
   choose_splits(request, plan, prefill.use);
+  choose_who_merges(request, plan);
   choose_workspace(request.problem, plan);
 }
 

@@ -95,7 +95,7 @@ std::optional<CombineLaunch> combine_launch(Plan const& plan, Problem const& pro
   bool few_merge = false;  // of the candidates
   for (std::size_t i = 0; i < plan.kernels.size(); ++i) {
     KernelPlan const& kernel = plan.kernels[i];
-    if (!kernel.may_split || kernel.shares_parts) { continue; }
+    if (!kernel.may_split || kernel.shares_parts || kernel.merges_parts) { continue; }
     launch.kernels[launch.tasks] = i;
     if (kernel.family == KernelFamily::kPrefill) { launch.family = KernelFamily::kPrefill; }
     SplitCombineTask& task = p.task[launch.tasks++];
@@ -140,6 +140,8 @@ std::vector<KernelLaunch> kernel_launches(Plan const& plan, Problem const& probl
     KernelLaunch& launch = launches.emplace_back();
     launch.params = attention_params(plan, kernel, problem);
     launch.params.wait_at_start = n == 0;  // kernels after it start when it has waited
+    // No combine kernel follows, which would let the next call begin.
+    launch.params.signals = !kernel.merges_parts || plan.next_starts_early;
     launch.function = entry.function;
     launch.shape = {.grid = dim3(static_cast<unsigned>(kernel.ctas)),
                     .threads = entry.threads,

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "hopper_attention/forward.h"
+#include "kernels/part_arrivals.h"
 #include "kernels/schedule.h"
 #include "kernels/schedule_layout.h"
 #include "kernels/schedule_params.h"
@@ -155,8 +156,15 @@ constexpr std::int64_t aligned_bytes(std::int64_t bytes) { return (bytes + 255) 
 constexpr std::int64_t partial_out_bytes(KernelPlan const& kernel, int head_dim_v) {
   return aligned_bytes(kernel.partial_slots * kernel.partial_rows * head_dim_v * 4);
 }
+constexpr std::int64_t partial_lse_bytes(KernelPlan const& kernel) {
+  return aligned_bytes(kernel.partial_slots * kernel.partial_rows * 4);
+}
+// In which CTAs count parts.
+constexpr std::int64_t arrivals_bytes(KernelPlan const& kernel) {
+  return kernel.merges_parts ? aligned_bytes(arrival_words(kernel.partial_slots) * 8) : 0;
+}
 constexpr std::int64_t partial_bytes(KernelPlan const& kernel, int head_dim_v) {
-  return partial_out_bytes(kernel, head_dim_v) + aligned_bytes(kernel.partial_slots * kernel.partial_rows * 4);
+  return partial_out_bytes(kernel, head_dim_v) + partial_lse_bytes(kernel) + arrivals_bytes(kernel);
 }
 
 }  // namespace hopper_attention

@@ -6,6 +6,7 @@
 #include "kernels/cluster_merge.h"
 #include "kernels/epilogue.h"
 #include "kernels/folded_tile.h"
+#include "kernels/last_merge.h"
 #include "kernels/mainloop.h"
 #include "kernels/params.h"
 #include "kernels/start_role.h"
@@ -25,6 +26,7 @@ __device__ __forceinline__ void consume_swapped(AttentionParams const& params, t
   SwappedMainloop<Traits> mainloop(params, shared, thread);
   SwappedEpilogue<Traits> const epilogue{params, shared, thread};
   ClusterMerge<Traits> merge(params, shared, thread);
+  [[maybe_unused]] LastMerge<Traits> const merge_if_last(params, shared, thread);
   [[maybe_unused]] FoldedTile<Traits> folded;
   RingState<Traits::kStages> read;
   RingState<Traits::kQueryBuffers> q;
@@ -56,6 +58,9 @@ __device__ __forceinline__ void consume_swapped(AttentionParams const& params, t
       merge(work, [&](int rows) { epilogue.send(merge, ends, mainloop.output(), rows); });
     } else if (work.slot >= 0) {
       epilogue.store_part(work, ends, mainloop.output());
+      if constexpr (Traits::kMergesLast) {
+        if (params.epilogue.partial.arrivals != nullptr) { merge_if_last(work, shared.parts[&work - shared.work]); }
+      }
     } else {
       epilogue.store(work, ends, mainloop.output());
     }

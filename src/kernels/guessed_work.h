@@ -8,6 +8,7 @@
 
 #include "kernels/dependent_launch.h"
 #include "kernels/params.h"
+#include "kernels/part_arrivals.h"
 #include "kernels/schedule.h"
 #include "kernels/schedule_layout.h"
 #include "kernels/tile_sources.h"
@@ -19,10 +20,7 @@ namespace hopper_attention {
 // A copy of the metadata in shared memory, where the first item will have its probabilities. All lanes of a warp.
 class ScheduleCopy {
  public:
-  // Words of it, of a number of sequences.
-  static constexpr int words_for(int sequences) { return 1 + 4 * schedule_stride(sequences); }
-
-  // `words`: words_for(params.batch) of them.
+  // `words`: as many as metadata have.
   __device__ __forceinline__ ScheduleCopy(ScheduleParams const& params, int* words) : params_(params), words_(words) {}
 
   __device__ __forceinline__ int const* words() const { return words_; }
@@ -30,7 +28,7 @@ class ScheduleCopy {
   // Reads all of it again. Whether it is the same as before. Counters do not belong to it.
   __device__ __forceinline__ bool refresh() const {
     constexpr int kAtOnce = 5;  // of a lane: of up to 39 sequences memory is waited for once
-    int const words = words_for(params_.batch);
+    int const words = schedule_words(params_.stride);
     int const counter = static_cast<int>(where_is(words_, params_.stride, kDecodeCounter) - words_);
     bool same = true;
     __syncwarp();  // no lane reads what was there before any more
@@ -67,7 +65,13 @@ class GuessedUnitSource {
   // `keys` of a block.
   __device__ __forceinline__ GuessedUnitSource(AttentionParams const& params, ScheduleCopy const& copy,
                                                Schedule const& schedule, int keys, bool is_guess)
-      : params_(params.schedule), copy_(copy), source_(params, schedule, keys), is_guess_(is_guess) {}
+      : params_(params.schedule),
+        arrivals_(params.epilogue.partial.arrivals),
+        copy_(copy),
+        source_(params, schedule, keys),
+        is_guess_(is_guess) {
+    if (!is_guess) { read_number(); }
+  }
 
   template <class Draw>
   __device__ __forceinline__ bool next(WorkItem& item, Sequence& sequence, Draw draw) {
@@ -80,16 +84,34 @@ class GuessedUnitSource {
   // Then the copy is no longer read.
   __device__ __forceinline__ bool confirm(WorkItem const& item, Sequence const& sequence) {
     is_guess_ = false;
-    warm(params_.metadata, ScheduleCopy::words_for(params_.batch));
+    read_number();
+    warm(params_.metadata, schedule_words(params_.stride));
     bool const same = copy_.refresh();
     source_.read_from(params_.metadata);
     return same && __all_sync(0xffffffff, item.place < 0 || source_.sequence_at(item.place) == sequence);
   }
 
+  // For the one who merges the item's tile.
+  __device__ __forceinline__ ArrivingPart arriving(WorkItem const& item) const {
+    int const begin = source_.tile_begin(item);
+    return {source_.chunks(), begin, begin + item.units, call_};
+  }
+
+  // Behind the last item, by one lane.
+  __device__ __forceinline__ void leave() const {
+    if (arrivals_ != nullptr) { leave_number(arrivals_, call_, source_.counter()); }
+  }
+
  private:
+  __device__ __forceinline__ void read_number() {
+    if (arrivals_ != nullptr) { call_ = number_of_call(arrivals_); }
+  }
+
   ScheduleParams const& params_;
+  std::uint64_t* arrivals_;
   ScheduleCopy copy_;
   UnitSource<HintLoad> source_;
+  std::uint64_t call_ = 0;
   bool is_guess_;
 };
 

@@ -61,11 +61,12 @@ struct SoftmaxParams {
                         // NaN. Scores below count as -inf.
 };
 
-// Results of parts of tiles, to be merged by the combine kernel.
+// Results of parts of tiles, to be merged by the combine kernel, or by the CTA that leaves the last one.
 struct PartialParams {
-  float* out = nullptr;  // (slots, rows, Dv), divided by the row sum
-  float* lse = nullptr;  // (slots, rows), as exponents of 2
-  int rows = 0;          // of a tile that can hold a query
+  float* out = nullptr;               // (slots, rows, Dv), divided by the row sum
+  float* lse = nullptr;               // (slots, rows), as exponents of 2
+  int rows = 0;                       // of a tile that can hold a query
+  std::uint64_t* arrivals = nullptr;  // part_arrivals.h; null: the combine kernel merges
 };
 
 // Where the results of a call go, and the sinks that are added to the sums of their rows. Strides in elements.
@@ -153,6 +154,7 @@ struct AttentionParams {
   int most_queries = std::numeric_limits<int>::max();
   ClusterParams cluster;
   bool wait_at_start = false;  // for the kernel before, whose results are read
+  bool signals = true;         // that the next kernel may be set up; otherwise only if the schedule cuts tiles
 
   HA_HOST_DEVICE constexpr bool takes(Sequence const& sequence) const {
     return least_queries <= sequence.len.q && sequence.len.q <= most_queries;

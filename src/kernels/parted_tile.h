@@ -9,19 +9,14 @@
 
 namespace hopper_attention {
 
-// A tile in parts, and which share of its rows is to be merged. Part i lies in slot `slot(i)`.
+// A tile in parts, and which share of its rows is to be merged.
 struct PartedTile {
   int place = -1;  // -1: none
   int head = 0;
   int m = 0;
-  int parts = 0;
-  int first_slot = 0;
-  int later_slots = 0;  // of part i > 0: later_slots + i * slot_step
-  int slot_step = 1;
+  TileParts parts;
   int share = 0;  // of `shares` alike
   int shares = 1;
-
-  HA_HOST_DEVICE constexpr int slot(int part) const { return part == 0 ? first_slot : later_slots + part * slot_step; }
 };
 
 // The tile that holds the border behind chunk `chunk`; none if the border lies between two tiles. The borders inside a
@@ -41,16 +36,12 @@ HA_HOST_DEVICE PartedTile tile_of_border(SplitCombineTask const& task, Schedule 
   TilesOfUnits const tiles = tiles_of_units(params, task.mask, task.packing, task.slabs, task.keys, sequence.len.q);
   UnitTile const tile = unit_tile<kFamily>(found, tiles, border, params.head_groups.divisor);
   if (tile.begin == border || tile.m >= tiles.tiles) { return parted; }
-  int const first_chunk = chunks.of(tile.begin);
   parted.place = tile.place;
   parted.head = tile.head;
   parted.m = tile.m;
-  parted.parts = chunks.of(min_of(tile.begin + tile.units, schedule.units()) - 1) - first_chunk + 1;
-  parted.first_slot = slot_of(chunks, first_chunk, tile.begin);
-  parted.later_slots = 2 * first_chunk;  // every later chunk begins in the tile
-  parted.slot_step = 2;
-  parted.share = chunk - first_chunk;
-  parted.shares = parted.parts - 1;
+  parted.parts = parts_of_tile(chunks, tile.begin, tile.begin + tile.units);
+  parted.share = chunk - chunks.of(tile.begin);
+  parted.shares = parted.parts.count - 1;
   return parted;
 }
 
@@ -80,8 +71,8 @@ HA_HOST_DEVICE PartedTile tile_of_fixed_parts(SplitCombineTask const& task, Sche
   parted.place = place;
   parted.head = head;
   parted.m = m;
-  parted.parts = units;
-  parted.first_slot = parted.later_slots = units_before * heads + head * units_of_place + m * units;
+  int const first_slot = units_before * heads + head * units_of_place + m * units;
+  parted.parts = {units, first_slot, first_slot};
   return parted;
 }
 
@@ -98,8 +89,8 @@ HA_HOST_DEVICE PartedTile find_parted_tile(SplitCombineTask const& task, Sequenc
     if (task.cluster.first_takes_all(sequence.len)) { return parted; }
     parted.place = place;
     parted.head = params.head_groups.remainder(index);
-    parted.parts = task.cluster.of_tile;
-    parted.first_slot = parted.later_slots = index * task.cluster.of_tile;
+    int const first_slot = index * task.cluster.of_tile;
+    parted.parts = {task.cluster.of_tile, first_slot, first_slot};
     return parted;
   }
   if (kFamily != KernelFamily::kDecode && task.parts.on()) {
@@ -110,8 +101,8 @@ HA_HOST_DEVICE PartedTile find_parted_tile(SplitCombineTask const& task, Sequenc
     parted.place = tile.batch;
     parted.head = tile.head;
     parted.m = tile.m;
-    parted.parts = task.parts.of_tile.divisor;
-    parted.first_slot = parted.later_slots = index * parted.parts;
+    int const first_slot = index * task.parts.of_tile.divisor;
+    parted.parts = {task.parts.of_tile.divisor, first_slot, first_slot};
     return parted;
   }
   if (task.cluster.by_schedule && work_from(task.cluster, params, params.metadata) != WorkFrom::kSchedule) {

@@ -29,6 +29,12 @@ HA_HOST_DEVICE constexpr Count schedule_stride(Count batch) {
 }
 static_assert(schedule_stride(1) >= kScheduleFactCount);
 
+// Of metadata in all.
+template <class Count>
+HA_HOST_DEVICE constexpr Count schedule_words(Count stride) {
+  return 1 + (kScheduleFacts + 1) * stride;
+}
+
 // Whether it pays to cut tiles of few queries: bits.
 enum Cuts : int {
   kCutsWholeTiles = 1,  // over CTAs that take a tile each

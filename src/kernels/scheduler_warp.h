@@ -63,6 +63,7 @@ __device__ __forceinline__ bool publish_few_queries(AttentionParams const& param
       Schedule const made(schedule, metadata);
       if (made.by_units()) {
         if constexpr (Traits::kMayGuess) {
+          if (!params.signals) { start_dependents(); }
           return publish_items(GuessedUnitSource(params, copy, made, Traits::kKeys, guesses));
         } else {
           return publish_items(UnitSource(params, made, Traits::kKeys));

@@ -5,6 +5,7 @@
 #include "kernels/cute.h"
 
 #include "kernels/dependent_launch.h"
+#include "kernels/merge_parts.h"
 #include "kernels/merged_row.h"
 #include "kernels/output_rows.h"
 #include "kernels/parted_tile.h"
@@ -14,56 +15,6 @@
 #include "kernels/warm_schedule.h"
 
 namespace hopper_attention {
-
-// Four columns of a row of out, from `first` of the merged ones; one by one where out is not aligned for more.
-template <class Element, int kColumns>
-__device__ __forceinline__ void store_columns(Element* to, MergedRow<kColumns> const& merged, int first,
-                                              RowEnd const& end) {
-  constexpr int kCount = 4;
-  cutlass::AlignedArray<Element, kCount> rounded;
-  CUTE_UNROLL
-  for (int c = 0; c < kCount; ++c) { rounded[c] = Element(end.scaled(merged.column(first + c))); }
-  if (reinterpret_cast<std::uintptr_t>(to) % sizeof(rounded) == 0) {
-    *reinterpret_cast<cutlass::AlignedArray<Element, kCount>*>(to) = rounded;
-  } else {
-    CUTE_UNROLL
-    for (int c = 0; c < kCount; ++c) { to[c] = rounded[c]; }
-  }
-}
-
-// Adds a group of parts of a row, the first of them `begin`.
-template <int kColumns>
-__device__ __forceinline__ void merge_group(SplitCombineParams const& params, PartialParams const& partial,
-                                            PartedTile const& tile, int row, int begin, MergedRow<kColumns>& group) {
-  constexpr int kAtOnce = 16 / kColumns;  // whose ends and columns a warp waits for together
-  static_assert(kPartsOfGroup % kAtOnce == 0);
-  int const lane = threadIdx.x % 32;
-  CUTE_UNROLL
-  for (int first = 0; first < kPartsOfGroup; first += kAtOnce) {
-    float lses[kAtOnce];
-    float values[kAtOnce][kColumns];
-    CUTE_UNROLL
-    for (int i = 0; i < kAtOnce; ++i) {
-      int const part = begin + first + i;
-      int const from = tile.slot(part) * partial.rows + row;
-      lses[i] = part < tile.parts ? partial.lse[from] : 0.0F;
-      float const* const columns = partial.out + static_cast<std::int64_t>(from) * params.head_dim_v + lane * 4;
-      CUTE_UNROLL
-      for (int c = 0; c < kColumns; c += 4) {
-        bool const has = part < tile.parts && c * 32 + lane * 4 < params.head_dim_v;
-        float4 const four = has ? *reinterpret_cast<float4 const*>(columns + c * 32) : float4{};
-        values[i][c] = four.x;
-        values[i][c + 1] = four.y;
-        values[i][c + 2] = four.z;
-        values[i][c + 3] = four.w;
-      }
-    }
-    CUTE_UNROLL
-    for (int i = 0; i < kAtOnce; ++i) {
-      if (begin + first + i < tile.parts) { group.add(lses[i], 1.0F, values[i]); }
-    }
-  }
-}
 
 // A warp has a row at a time, a lane four columns of 128. Several warps share a row where a tile has many parts; they
 // add up in shared memory in a fixed order. Where rows are many, instructions are what takes the time: 16,384 rows of
@@ -107,7 +58,7 @@ __global__ void __launch_bounds__(kSplitCombineThreads, split_combine_blocks(kCo
   std::int64_t const out_of_tile = sequence.q_batch * params.out_stride_batch +
                                    static_cast<std::int64_t>(tile.head * packed_heads) * params.out_stride_head;
   int warps_per_row = 1;
-  while (warps_per_row < kSplitCombineWarps && warps_per_row * kPartsOfGroup < tile.parts) { warps_per_row *= 2; }
+  while (warps_per_row < kSplitCombineWarps && warps_per_row * kPartsOfGroup < tile.parts.count) { warps_per_row *= 2; }
   int const rows_at_once = kSplitCombineWarps / warps_per_row;
   int const share_of_row = warp % warps_per_row;
   int const pieces = tile.shares * static_cast<int>(gridDim.y);
@@ -124,10 +75,12 @@ __global__ void __launch_bounds__(kSplitCombineThreads, split_combine_blocks(kCo
 
     auto merged = MergedRow<kColumns>::none();
     CUTE_NO_UNROLL
-    for (int before = 0; before < tile.parts; before += warps_per_row * kPartsOfGroup) {
+    for (int before = 0; before < tile.parts.count; before += warps_per_row * kPartsOfGroup) {
       int const begin = before + share_of_row * kPartsOfGroup;
-      auto group = MergedRow<kColumns>::none();
-      if (exists) { merge_group(params, task.partial, tile, row, begin, group); }
+      int const rows[] = {row};
+      MergedRow<kColumns> groups[] = {MergedRow<kColumns>::none()};
+      if (exists) { merge_group(task.partial, tile.parts, params.head_dim_v, rows, lane * 4, begin, groups); }
+      MergedRow<kColumns> const& group = groups[0];
       if (warps_per_row == 1) {
         merged.add(group);
         continue;  // there is no other
@@ -140,7 +93,7 @@ __global__ void __launch_bounds__(kSplitCombineThreads, split_combine_blocks(kCo
       }
       __syncthreads();
       CUTE_NO_UNROLL
-      for (int i = 0; share_of_row == 0 && i < warps_per_row && before + i * kPartsOfGroup < tile.parts; ++i) {
+      for (int i = 0; share_of_row == 0 && i < warps_per_row && before + i * kPartsOfGroup < tile.parts.count; ++i) {
         MergedRow<kColumns> other;
         CUTE_UNROLL
         for (int c = 0; c < kColumns; ++c) { other.columns[c] = shared_out[warp + i][c * 32 + lane]; }

@@ -17,7 +17,7 @@ __device__ __forceinline__ bool may_share_tiles(AttentionParams const& params) {
 // Before anything that the kernel before wrote is read, or what that one reads is written.
 __device__ __forceinline__ void start(AttentionParams const& params) {
   if (params.wait_at_start) { wait_for_prerequisites(); }
-  start_dependents();  // which may read the schedule at once
+  if (params.signals) { start_dependents(); }  // which may read the schedule at once
 }
 
 // The same in each role of the warps of a decode kernel: what comes before runs beside the kernel before.

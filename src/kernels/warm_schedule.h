@@ -3,6 +3,7 @@
 
 #include "kernels/params.h"
 #include "kernels/schedule.h"
+#include "kernels/schedule_layout.h"
 #include "kernels/sequences.h"
 
 namespace hopper_attention {
@@ -33,7 +34,7 @@ __device__ __forceinline__ void warm_lengths(SequenceParams const& sequences) {
 // What finding work reads: the schedule and the lengths.
 __device__ __forceinline__ void warm_schedule(ScheduleParams const& schedule, SequenceParams const& sequences) {
   if (schedule.metadata == nullptr) { return; }
-  warm(schedule.metadata, 1 + 4 * schedule.stride);
+  warm(schedule.metadata, schedule_words(schedule.stride));
   warm_lengths(sequences);
 }
 

@@ -35,6 +35,30 @@ HA_HOST_DEVICE constexpr TilePart folded_part(int first, int begin, int end) {
   return first == begin ? (ends ? TilePart::kGroup : TilePart::kFirst) : ends ? TilePart::kLast : TilePart::kBetween;
 }
 
+// How many parts a tile is in, and where they lie: part i in slot `slot(i)`.
+struct TileParts {
+  int count = 0;
+  int first_slot = 0;
+  int later_slots = 0;  // of part i > 0: later_slots + i * slot_step
+  int slot_step = 1;
+
+  HA_HOST_DEVICE constexpr int slot(int part) const { return part == 0 ? first_slot : later_slots + part * slot_step; }
+
+  // Which part lies in `slot`.
+  HA_HOST_DEVICE constexpr int part_in(int slot) const {
+    return slot == first_slot ? 0 : (slot - later_slots) / slot_step;
+  }
+
+  // Group `index` of `size` parts that follow each other, and all groups, each in the slot of its first part.
+  HA_HOST_DEVICE constexpr TileParts group(int index, int size) const {
+    int const begin = index * size;
+    return {min_of(size, count - begin), slot(begin), later_slots + begin * slot_step, slot_step};
+  }
+  HA_HOST_DEVICE constexpr TileParts groups(int size) const {
+    return {ceil_div(count, size), first_slot, later_slots, slot_step * size};
+  }
+};
+
 // A piece of a tile: what one CTA computes at a time.
 struct WorkItem {
   int place = -1;  // -1: none
@@ -107,6 +131,17 @@ HA_HOST_DEVICE constexpr UnitTile unit_tile(FoundPlace const& found, TilesOfUnit
 // one it begins in the middle of and the one it ends in the middle of.
 HA_HOST_DEVICE constexpr int slot_of(Chunks const& chunks, int chunk, int tile_begin) {
   return 2 * chunk + (chunks.begin(chunk) >= tile_begin ? 0 : 1);
+}
+
+// All parts of the tile whose units of the list are [tile_begin, tile_end).
+HA_HOST_DEVICE constexpr TileParts parts_of_tile(Chunks const& chunks, int tile_begin, int tile_end) {
+  int const first = chunks.of(tile_begin);
+  int const last = chunks.of(min_of(tile_end, chunks.units) - 1);
+  // Every later chunk begins in the tile.
+  return {.count = last - first + 1,
+          .first_slot = slot_of(chunks, first, tile_begin),
+          .later_slots = 2 * first,
+          .slot_step = 2};
 }
 
 }  // namespace hopper_attention

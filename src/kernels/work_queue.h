@@ -69,6 +69,7 @@ __device__ __forceinline__ bool publish(AttentionParams const& params, typename 
         shared.work[write.slot].last = true;
       } else {
         shared.work[write.slot] = work;
+        if constexpr (requires { source.arriving(item); }) { shared.parts[write.slot] = source.arriving(item); }
       }
     }
     if constexpr (Traits::kSkips) {
@@ -81,6 +82,9 @@ __device__ __forceinline__ bool publish(AttentionParams const& params, typename 
     __syncwarp();
     ++write;
   } while (item.place >= 0);
+  if constexpr (requires { source.leave(); }) {
+    if (lane == 0) { source.leave(); }
+  }
   return true;
 }
 

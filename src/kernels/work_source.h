@@ -307,6 +307,14 @@ class UnitSource {
 
   HA_HOST_DEVICE void read_from(int const* metadata) { schedule_.read_from(metadata); }
 
+  HA_HOST_DEVICE Chunks const& chunks() const { return chunks_; }
+
+  // Of the list, where the tile of the item that was the last begins.
+  HA_HOST_DEVICE int tile_begin(WorkItem const& item) const { return rest_.next - item.last; }
+
+  // Of the schedule.
+  HA_HOST_DEVICE int* counter() const { return schedule_.draws(0).counter; }
+
  private:
   AttentionParams const& params_;
   Schedule schedule_;

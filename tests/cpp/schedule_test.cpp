@@ -23,6 +23,7 @@
 #include "host/ranked_tiles.h"
 #include "host/schedule_shape.h"
 #include "host/tile_list.h"
+#include "kernels/part_arrivals.h"
 #include "kernels/parted_tile.h"
 #include "kernels/ranked_tiles.h"
 #include "kernels/schedule_params.h"
@@ -673,8 +674,8 @@ std::string combine_fault(Call& call, KernelPlan const& kernel, std::map<TileNam
     std::set<int> written;
     for (Part const& part : found->second) { written.insert(part.slot); }
     std::set<int> read;
-    for (int part = 0; part < tile.parts; ++part) { read.insert(tile.slot(part)); }
-    if (read != written || static_cast<int>(read.size()) != tile.parts) {
+    for (int part = 0; part < tile.parts.count; ++part) { read.insert(tile.parts.slot(part)); }
+    if (read != written || static_cast<int>(read.size()) != tile.parts.count) {
       return "other slots are merged than written";
     }
   }
@@ -796,7 +797,54 @@ struct Seen {
   int in_equal_parts = 0, whole_instead = 0;
   int in_pairs = 0, whole_of_pairs = 0;
   int clusters_by_schedule = 0, drawn_by_schedule = 0, units_by_schedule = 0, folded = 0, clusters_in_parts = 0;
+  int merged_by_last = 0, merged_in_steps = 0;
 };
+
+// What CTAs merge that leave the last parts of tiles, whoever comes last: all parts of each tile, once.
+std::string last_merge_fault(AttentionParams const& params, Random& random, std::vector<Done> const& done, Seen& seen) {
+  Chunks const chunks = Schedule(params.schedule).chunks();
+  std::vector<Done> parts;
+  std::map<TileName, std::set<int>> expected;
+  for (Done const& d : done) {
+    if (d.item.slot < 0) { continue; }
+    parts.push_back(d);
+    expected[{d.item.place, d.item.head, d.item.m}].insert(d.item.slot);
+  }
+  std::shuffle(parts.begin(), parts.end(), random);
+  std::map<int, int> counted;                      // words, of slots
+  std::map<int, std::pair<TileName, int>> counts;  // what each word counts
+  std::map<int, std::set<int>> holds;              // slots whose parts a slot has
+  std::map<TileName, std::set<int>> merged;
+  for (Done const& d : parts) {
+    TileName const name{d.item.place, d.item.head, d.item.m};
+    int const chunk = d.item.slot / 2;
+    // The slot tells whether the tile begins in the chunk, and then ends behind it.
+    int const begin = d.item.slot % 2 == 0 ? chunks.begin(chunk) - d.item.first : chunks.begin(chunk + 1) - d.item.last;
+    TileParts const all = ArrivingPart{chunks, begin, begin + d.item.units, 0}.parts();
+    holds[d.item.slot].insert(d.item.slot);
+    for (MergeStep step = first_merge(all, d.item.slot);; step = last_merge(all)) {
+      if (step.counted_in < 0 || step.counted_in >= 2 * params.schedule.ctas) { return "a word that does not exist"; }
+      auto const [of, is_new] = counts.insert({step.counted_in, {name, step.parts.first_slot}});
+      if (!is_new && of->second != std::pair(name, step.parts.first_slot)) { return "a word that counts two things"; }
+      if (++counted[step.counted_in] < step.parts.count) { break; }
+      if (counted[step.counted_in] > step.parts.count) { return "more parts than a tile has"; }
+      std::set<int> result;
+      for (int i = 0; i < step.parts.count; ++i) {
+        for (int slot : holds[step.parts.slot(i)]) {
+          if (!result.insert(slot).second) { return "a part is merged twice"; }
+        }
+      }
+      if (step.ends_tile) {
+        if (!merged.insert({name, result}).second) { return "a tile is merged twice"; }
+        break;
+      }
+      ++seen.merged_in_steps;
+      holds[step.parts.first_slot] = result;
+    }
+  }
+  seen.merged_by_last += !merged.empty();
+  return merged == expected ? "" : "a tile whose parts are not all merged";
+}
 
 // Units of the busiest CTA, over those of all.
 struct Load {
@@ -1019,6 +1067,9 @@ std::string call_fault(Call& call, Random& random, Seen& seen) {
       all.insert(of_few.begin(), of_few.end());
       fault = combine_fault(call, kernel, all);
     }
+    if (fault.empty() && kernel.merges_parts && schedule.by_units()) {
+      fault = last_merge_fault(params, random, done, seen);
+    }
     bool const by_units = schedule.by_units();
     bool const fixed = params.schedule.fixed_splits && by_units;
     if (fault.empty() && by_units) { fault = share_fault(params, kernel, random, tiles); }
@@ -1068,6 +1119,7 @@ TEST_CASE("schedule: random calls compute every key block of every query block o
     make_call(request, call);
     REQUIRE(call_fault(call, random, seen) == "");
   }
+  CHECK(seen.merged_by_last > 10);
   // All paths were taken.
   CHECK(seen.by_units > 50);
   CHECK(seen.by_tiles > 50);
@@ -1490,6 +1542,8 @@ TEST_CASE("schedule: where the bound is what a page table has room for, lengths 
   CHECK(seen.clusters_by_schedule > 100);
   CHECK(seen.drawn_by_schedule > 100);
   CHECK(seen.units_by_schedule > 100);
+  CHECK(seen.merged_by_last > 100);
+  CHECK(seen.merged_in_steps > 100);
   CHECK(seen.folded > 50);
   CHECK(one_long > 100);
 }
@@ -1948,11 +2002,11 @@ TEST_CASE("schedule: damaged metadata leads to no place outside, no slot outside
         PartedTile const tile = find_parted_tile<KernelFamily::kPrefill>(task, call.sequences, sequence, candidate);
         if (tile.place < 0) { continue; }
         REQUIRE(from == WorkFrom::kSchedule);  // others leave nothing to merge
-        REQUIRE((tile.place < call.problem.batch && tile.parts >= 1));
+        REQUIRE((tile.place < call.problem.batch && tile.parts.count >= 1));
         REQUIRE((tile.head >= 0 && tile.head < params.schedule.head_groups.divisor));
         REQUIRE((tile.m >= 0 && tile.m * task.packing.queries_per_slab * task.slabs < sequence.len.q));
-        for (int part : {0, tile.parts - 1}) {
-          REQUIRE((tile.slot(part) >= 0 && tile.slot(part) < kernel.partial_slots));
+        for (int part : {0, tile.parts.count - 1}) {
+          REQUIRE((tile.parts.slot(part) >= 0 && tile.parts.slot(part) < kernel.partial_slots));
         }
       }
     }

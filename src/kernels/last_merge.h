@@ -1,0 +1,127 @@
+// Parts of a tile that CTAs have left in the workspace -> out and LSE, by the one that leaves the last.
+//
+// Source of the method: the "last block" reduction of threadFenceReduction (CUDA samples); stream-K (Osama et al. 2023)
+// merges the parts of a tile in the kernel that computes them, too.
+#pragma once
+
+#include "kernels/cute.h"
+
+#include "kernels/merge_parts.h"
+#include "kernels/merged_row.h"
+#include "kernels/output_rows.h"
+#include "kernels/params.h"
+#include "kernels/part_arrivals.h"
+#include "kernels/sink.h"
+#include "kernels/tile_work.h"
+#include "kernels/turns.h"
+
+namespace hopper_attention {
+
+// The consumer warpgroup of a tile of few queries, when it has written its part.
+template <class Traits>
+class LastMerge {
+ public:
+  __device__ __forceinline__ LastMerge(AttentionParams const& params, typename Traits::SharedStorage& shared,
+                                       int thread)
+      : params_(params), shared_(shared), thread_(thread) {}
+
+  __device__ __forceinline__ void operator()(TileWork const& work, ArrivingPart const& part) const {
+    TileParts const all = part.parts();
+    MergeStep step = first_merge(all, work.slot);
+    CUTE_NO_UNROLL
+    while (is_last(step, part.call)) {
+      merge(work, step);
+      if (step.ends_tile) { return; }
+      step = last_merge(all);
+    }
+  }
+
+ private:
+  static constexpr int kColumns = Traits::kHeadDimV <= 128 ? 4 : 8;     // of a lane
+  static constexpr int kLanes = Traits::kHeadDimV <= 64 ? 16 : 32;      // of a row
+  static constexpr int kRowsAtOnce = Traits::kHeadDimV == 128 ? 2 : 1;  // of a lane
+
+  __device__ __forceinline__ int column() const { return thread_ % kLanes * 4; }
+
+  // Whether all other parts have arrived, and can be read.
+  __device__ __forceinline__ bool is_last(MergeStep const& step, std::uint64_t call) const {
+    sync_warpgroup(0);  // all rows are written
+    fence_of_device();
+    int const before = count_part(params_.epilogue.partial.arrivals + 1 + step.counted_in, call, thread_ == 0);
+    if (thread_ == 0) { shared_.merges = before + 1 == step.parts.count; }
+    fence_of_device();
+    sync_warpgroup(0);
+    return __all_sync(0xffffffff, shared_.merges);
+  }
+
+  __device__ __forceinline__ void merge(TileWork const& work, MergeStep const& step) const {
+    TileParts const& parts = step.parts;
+    PartialParams const& partial = params_.epilogue.partial;
+    constexpr int kStep = cutlass::NumThreadsPerWarpGroup / kLanes;  // rows of all warps
+    int const row_of_lane = thread_ % 32 / kLanes;
+    CUTE_NO_UNROLL
+    for (int first = __shfl_sync(0xffffffff, thread_ / 32, 0) * (32 / kLanes); first < partial.rows;
+         first += kStep * kRowsAtOnce) {
+      int rows[kRowsAtOnce];
+      MergedRow<kColumns> merged[kRowsAtOnce];
+      CUTE_UNROLL
+      for (int r = 0; r < kRowsAtOnce; ++r) {
+        rows[r] = min_of(first + row_of_lane + r * kStep, partial.rows - 1);
+        merged[r] = MergedRow<kColumns>::none();
+      }
+      CUTE_NO_UNROLL
+      for (int begin = 0; begin < parts.count; begin += kPartsOfGroup) {
+        MergedRow<kColumns> groups[kRowsAtOnce];
+        CUTE_UNROLL
+        for (auto& group : groups) { group = MergedRow<kColumns>::none(); }
+        merge_group(partial, parts, params_.epilogue.head_dim_v, rows, column(), begin, groups);
+        CUTE_UNROLL
+        for (int r = 0; r < kRowsAtOnce; ++r) { merged[r].add(groups[r]); }
+      }
+      __syncwarp();  // all lanes have read what may be overwritten
+      CUTE_UNROLL
+      for (int r = 0; r < kRowsAtOnce; ++r) {
+        if (first + row_of_lane + r * kStep >= partial.rows) { continue; }
+        if (step.ends_tile) {
+          store(work, rows[r], merged[r]);
+        } else {
+          store_part(parts.first_slot, rows[r], merged[r]);
+        }
+      }
+    }
+  }
+
+  // As SwappedEpilogue leaves a part.
+  __device__ __forceinline__ void store_part(int slot, int row, MergedRow<kColumns> const& merged) const {
+    PartialParams const& partial = params_.epilogue.partial;
+    RowEnd const end = row_end(merged.top, merged.sum);
+    std::int64_t const index = static_cast<std::int64_t>(slot) * partial.rows + row;
+    float* const to = partial.out + index * params_.epilogue.head_dim_v + column();
+    CUTE_UNROLL
+    for (int c = 0; c < kColumns; c += 4) {
+      if (c * 32 + column() < params_.epilogue.head_dim_v) { store_columns(to + c * 32, merged, c, end); }
+    }
+    if (column() == 0) { partial.lse[index] = end.lse(); }
+  }
+
+  __device__ __forceinline__ void store(TileWork const& work, int row, MergedRow<kColumns> const& merged) const {
+    using Element = typename Traits::Element;
+    OutputRow const id = output_row(params_, work, work.queries.first, row);
+    if (!id.exists) { return; }
+    EpilogueParams const& p = params_.epilogue;
+    RowEnd end = row_end(merged.top, merged.sum);
+    if (p.sinks != nullptr) { end = end_row(end.exponent, end.sum, sink_log2(p.sinks, p.sinks_type, id.head)); }
+    Element* const to = output_pointer<Element>(params_, work, id) + column();
+    CUTE_UNROLL
+    for (int c = 0; c < kColumns; c += 4) {
+      if (c * 32 + column() < p.head_dim_v) { store_columns(to + c * 32, merged, c, end); }
+    }
+    if (column() == 0) { store_lse(params_, work, id, end); }
+  }
+
+  AttentionParams const& params_;
+  typename Traits::SharedStorage& shared_;
+  int thread_;
+};
+
+}  // namespace hopper_attention

@@ -1,0 +1,133 @@
+"""Tiles cut by a schedule whose parts are merged by the block that leaves the last one, without a kernel behind it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from gpu import batches, support  # noqa: E402
+from gpu.batches import Batch, attend, judge_all, judged_results, main_dims, make, require_same  # noqa: E402
+from gpu.fixed_splits import plan_of  # noqa: E402
+from gpu.support import MAIN  # noqa: E402
+from gpu.test_clusters import FEW, LAYOUTS, MASKS, batch_of  # noqa: E402
+from gpu.test_grid import name_of, on  # noqa: E402
+
+pytestmark = pytest.mark.gpu
+
+# Keys of sequences whose tiles a schedule cuts: how many parts the longest has is what counts.
+CUT = {
+    "few parts": (9000, 5000, 100, 7000, 3000, 1),
+    "one tile in many parts": (40_000, 100, 700, 0),
+    "two tiles in many parts": (30_000, 64, 25_000, 65),
+    "parts without keys": (20_000, *([1] * 30)),
+}
+ROOM = 200_000
+WORKSPACE = 64 << 20
+
+
+def cut_batch(lengths: str, rows: str, layout: str, **options) -> Batch:
+    keys = CUT[lengths]
+    queries = batch_of("", rows, layout).q_lengths[0]
+    made = batch_of(f"{lengths}, merged by the last block", rows, layout, q_lengths=(queries,) * len(keys),
+                    k_lengths=keys, room_k=ROOM, **options)  # fmt: skip
+    return made
+
+
+def cut_cases(kernel) -> Iterator[Batch]:
+    for i, (lengths, rows) in enumerate(itertools.product(CUT, FEW)):
+        layout = [name for name in LAYOUTS if "pages" in name][i % 4]
+        mask = list(MASKS)[i % len(MASKS)]
+        yield cut_batch(lengths, rows, layout, metadata=i % 2 == 0, seed=i, **on(kernel, **MASKS[mask]))
+
+
+@pytest.mark.parametrize("kernel", MAIN, ids=name_of)
+def test_parts_that_the_last_block_merges(kernel):
+    judge_all(cut_cases(kernel))
+
+
+def test_the_plan_says_who_merges():
+    case = main_dims(cut_batch("few parts", "4 rows", "pages of 16"))
+    assert "by the block that leaves the last part of a tile" in plan_of(case).explain()
+    assert "the last part" not in plan_of(case.but(batch_invariant=True)).explain()
+
+
+def filled(value: int) -> Callable[[torch.Tensor], None]:
+    return lambda workspace: workspace.fill_(value)
+
+
+def random_bytes(workspace: torch.Tensor) -> None:
+    workspace.copy_(torch.randint(0, 256, workspace.shape, dtype=torch.uint8, device=workspace.device))
+
+
+def last_bytes(workspace: torch.Tensor) -> None:
+    """Only where calls count: their number would run over, or start again."""
+    workspace.view(torch.int64).fill_(-1)
+
+
+CONTENTS = {
+    "zeros": filled(0),
+    "ones": filled(1),
+    "0xFF": filled(0xFF),
+    "random": random_bytes,
+    "the largest number of a call": last_bytes,
+}
+
+
+@pytest.mark.parametrize("lengths", CUT)
+@pytest.mark.parametrize("in_graph", [False, True], ids=["eager", "graph"])
+def test_a_workspace_may_hold_anything(lengths, in_graph):
+    """Before each call, and nothing at all between calls: what one leaves must not count for the next."""
+    case = main_dims(cut_batch(lengths, "8 rows", "pages of 16", causal=True, poison="zero"))
+    made = make(case)
+    expected = judged_results(made)
+    workspace = torch.zeros(WORKSPACE, dtype=torch.uint8, device=support.DEVICE)
+    results = batches.new_results(made)
+
+    def call() -> None:
+        attend(made, results, workspace=workspace)
+
+    if in_graph:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            call()
+        call = graph.replay
+    for name, fill in [*CONTENTS.items(), *((f"as call {i} left it", None) for i in range(5))]:
+        if fill is not None:
+            fill(workspace)
+        for x, poison in zip(results, batches.new_results(made), strict=True):
+            x.copy_(poison)
+        call()
+        require_same(case, f"workspace: {name}", results, expected)
+
+
+def test_calls_of_different_lengths_share_a_workspace():
+    """Tiles count in the words of other tiles, and those of a call that has many come behind one that has few."""
+    cases = [main_dims(cut_batch(lengths, rows, "pages of 16", causal=True, poison="zero"))
+             for lengths, rows in itertools.product(CUT, ("1 row", "16 rows"))]  # fmt: skip
+    calls = [make(case) for case in cases]
+    expected = [judged_results(made) for made in calls]
+    workspace = torch.full((WORKSPACE,), 0xFF, dtype=torch.uint8, device=support.DEVICE)
+    generator = torch.Generator().manual_seed(3)
+    for i in torch.randint(0, len(cases), (60,), generator=generator).tolist():
+        found = attend(calls[i], batches.new_results(calls[i]), workspace=workspace)
+        require_same(cases[i], "after calls of other lengths", found, expected[i])
+
+
+def test_calls_behind_one_with_damaged_metadata():
+    """Its parts are not all counted, or more than there are: the next call has a number of its own."""
+    case = main_dims(cut_batch("few parts", "4 rows", "pages of 16", causal=True, poison="zero", metadata=True))
+    made = make(case)
+    expected = judged_results(made)
+    workspace = torch.zeros(WORKSPACE, dtype=torch.uint8, device=support.DEVICE)
+    metadata = batches.schedule(made)
+    for word in range(1, metadata.numel()):
+        damaged = metadata.clone()
+        damaged[word] += 1 + word % 3
+        attend(made, batches.new_results(made), workspace=workspace, scheduler_metadata=damaged)
+        found = attend(made, batches.new_results(made), workspace=workspace, scheduler_metadata=metadata)
+        require_same(case, f"after word {word} was damaged", found, expected)
+    assert not metadata[0], "the counter of the schedule is 0 between calls"
