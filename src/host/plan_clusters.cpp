@@ -174,7 +174,10 @@ bool cutting_pays_if_alike(PlanRequest const& request, TileConfig const& tile, i
   std::int64_t const blocks = request.blocks_of_tile(tile);
   if (request.problem.num_splits == 1 || tiles * blocks > kMaxTiles) { return false; }
   std::int64_t const units = std::max<std::int64_t>(blocks, kLeastUnitsOfFewQueries);
-  return cutting_pays({tiles, tiles * units, static_cast<int>(units)}, size, request.most_ctas(tile));
+  int const ctas = request.most_ctas(tile);
+  int const cutting = request.problem.batch_invariant ? kUnitsOfCutting : kUnitsOfCuttingAlone;
+  return cutting_pays({tiles, tiles * units, static_cast<int>(units)}, size, ctas, enough_readers(ctas, false),
+                      cutting);
 }
 
 namespace {

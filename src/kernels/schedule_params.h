@@ -28,16 +28,19 @@ struct WholeTiles {
 // Of CTAs, so many that read as fast as all. Those that merge parts of their tile on the way need all others, too.
 HA_HOST_DEVICE constexpr int enough_readers(int ctas, bool folds) { return folds ? ctas : max_of(1, 6 * ctas / 13); }
 
-inline constexpr int kUnitsOfCutting = 14;  // as long as it takes to find and to merge parts
+// As long as it takes to find and to merge parts: by a combine kernel, and by the last CTA of a tile.
+inline constexpr int kUnitsOfCutting = 14;
+inline constexpr int kUnitsOfCuttingAlone = 10;
 
 // Whether tiles that `size` CTAs take each, the longest first, are done so late that it pays to share out their units
 // among all `ctas` and to merge the parts of tiles. `enough` read as fast as all; a unit takes one of so many
-// 0.9 us. Figures: docs/performance-notes.md, step 172.
-HA_HOST_DEVICE constexpr bool cutting_pays(WholeTiles const& of, int size, int ctas, int enough) {
+// 0.9 us. Figures: docs/performance-notes.md, steps 172 and 199.
+HA_HOST_DEVICE constexpr bool cutting_pays(WholeTiles const& of, int size, int ctas, int enough,
+                                           int cutting = kUnitsOfCutting) {
   constexpr int kUnitsOfMerging = 2;  // in a cluster
   long long const readers = of.tiles * size;
   long long const longest = (of.most + size - 1) / size;
-  int const worth = kUnitsOfCutting - (size > 1 ? kUnitsOfMerging : 0);
+  int const worth = cutting - (size > 1 ? kUnitsOfMerging : 0);
   // The longest is read by one CTA when all others are done. Where CTAs have several tiles, chunks with many short ones
   // end late: the more of a chunk, the more there may be.
   long long const at_once = readers < enough ? enough : readers < ctas ? readers : ctas;
@@ -64,10 +67,10 @@ HA_HOST_DEVICE constexpr bool cutting_pays(WholeTiles const& of, int size, int c
 // CTAs (Schedule::ctas_beside_prefill()) are done sooner so: 64 tiles of 16k keys beside a prompt of 2k took 220 us
 // whole and 187 in parts, of 4k keys beside one of 8k 251 and 259.
 HA_HOST_DEVICE constexpr bool cutting_pays_beside(WholeTiles const& of, long long prefill, int size, int ctas,
-                                                  int enough) {
+                                                  int enough, int cutting = kUnitsOfCutting) {
   bool const is_long = static_cast<long long>(of.most) * ctas > 2 * of.units;
-  bool const sooner = 3LL * ctas * (of.most - kUnitsOfCutting) > 4 * of.units;
-  return (is_long && sooner && 8 * prefill > of.units) || cutting_pays(of, size, ctas, enough);
+  bool const sooner = 3LL * ctas * (of.most - cutting) > 4 * of.units;
+  return (is_long && sooner && 8 * prefill > of.units) || cutting_pays(of, size, ctas, enough, cutting);
 }
 
 struct ScheduleKernelParams {

@@ -18,6 +18,10 @@ namespace hopper_attention {
 template <class Traits>
 inline constexpr int kWritersOfWork = Traits::kSkips ? Traits::kConsumerWarpgroups : 1;
 
+// Whether items may be parts of tiles, which whoever leaves the last one merges.
+template <class Traits, class Source>
+inline constexpr bool kLeavesParts = Traits::kMergesLast && requires(Source source) { source.leave(); };
+
 // Publishes the items of `source`, one after the other, and that there are no more. False, and nothing is published, if
 // the first one was a guess that is not confirmed behind the wait for the kernel before.
 template <class Traits, class Source, class Draw>
@@ -69,7 +73,7 @@ __device__ __forceinline__ bool publish(AttentionParams const& params, typename 
         shared.work[write.slot].last = true;
       } else {
         shared.work[write.slot] = work;
-        if constexpr (requires { source.arriving(item); }) { shared.parts[write.slot] = source.arriving(item); }
+        if constexpr (kLeavesParts<Traits, Source>) { shared.parts[write.slot] = source.arriving(item); }
       }
     }
     if constexpr (Traits::kSkips) {
@@ -82,7 +86,7 @@ __device__ __forceinline__ bool publish(AttentionParams const& params, typename 
     __syncwarp();
     ++write;
   } while (item.place >= 0);
-  if constexpr (requires { source.leave(); }) {
+  if constexpr (kLeavesParts<Traits, Source>) {
     if (lane == 0) { source.leave(); }
   }
   return true;

@@ -107,18 +107,20 @@ inline std::vector<int> model_metadata(ScheduleKernelParams const& params) {
   facts[kMostUnitsPrefill] = longest[0];
   facts[kMostUnitsDecode] = longest[1];
   long long const groups = params.few_tiles.head_groups;
-  auto const cuts = [&](WholeTiles const& of, long long prefill) {
+  auto const cuts = [&](WholeTiles const& of, long long prefill, int cutting) {
     WholeTiles const of_groups{groups * of.tiles, groups * of.units, of.most};
     FewReaders const& readers = params.readers;
     int const longest_part = params.decode.fixed_split;
     if (longest_part > 0 && of.most <= longest_part) { return 0; }
     int const enough = enough_readers(readers.ctas, longest_part > 0);
     auto const pays = [&](int size) {
-      return cutting_pays_beside(of_groups, groups * prefill, size, readers.ctas, enough);
+      return cutting_pays_beside(of_groups, groups * prefill, size, readers.ctas, enough, cutting);
     };
     return (pays(1) ? 1 : 0) + (pays(readers.cluster) ? 2 : 0);
   };
-  facts[kPlacesAndCuts] += (cuts(of_decode, of_all.units - of_decode.units) << 26) + (cuts(of_all, 0) << 28);
+  int const of_alone = params.decode.fixed_split > 0 ? kUnitsOfCutting : kUnitsOfCuttingAlone;
+  facts[kPlacesAndCuts] +=
+      (cuts(of_decode, of_all.units - of_decode.units, kUnitsOfCutting) << 26) + (cuts(of_all, 0, of_alone) << 28);
   std::vector<int> metadata{0};
   for (auto const& part : {order, tiles_until, units_until, facts}) {
     metadata.insert(metadata.end(), part.begin(), part.end());

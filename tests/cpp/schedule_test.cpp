@@ -2402,6 +2402,17 @@ TEST_CASE("cutting_pays: where shared units were faster than whole tiles on an H
   }
 }
 
+TEST_CASE("cutting_pays: shorter tiles where no combine kernel follows") {
+  int const enough = enough_readers(132, false);
+  WholeTiles const short_ones{96, 96 * 32, 32};  // pairs of SMs with one tile and with two: 57 instead of 62 us
+  CHECK(!cutting_pays(short_ones, 1, 132, enough));
+  CHECK(cutting_pays(short_ones, 1, 132, enough, kUnitsOfCuttingAlone));
+  WholeTiles const one_long{21, 18 * 20 + 128, 128};  // 18.9 instead of 19.3 us, in clusters of 4
+  CHECK(cutting_pays(one_long, 4, 132, enough, kUnitsOfCuttingAlone));
+  WholeTiles const none_long{128, 128 * 64, 64};
+  CHECK(!cutting_pays(none_long, 1, 132, enough, kUnitsOfCuttingAlone));
+}
+
 TEST_CASE("cutting_pays_beside: prefill that takes much of the card leaves decode too few CTAs for long tiles") {
   int const enough = enough_readers(132, false);
   WholeTiles const of{64, 64 * 128, 128};  // as fast as all by themselves
