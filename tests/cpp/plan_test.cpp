@@ -1693,6 +1693,36 @@ TEST_CASE("plan: the next call starts early unless half of its clusters would ha
   CHECK(plan(problem(2, 512, 4096, 32, 8, 128, true), card(132)).starts_early);
 }
 
+TEST_CASE("plan: a decode kernel of 16 rows that is alone merges its parts, and has words to count them in") {
+  auto const lengths_up_to = [](int queries) {
+    Problem p = ragged(queries, 1'000'000, 128, 16);
+    p.num_splits = 0;
+    return p;
+  };
+  auto const merges = [](Problem const& p) {
+    return std::ranges::any_of(plan(p, card(132)).kernels, &KernelPlan::merges_parts);
+  };
+  Plan const alone = plan(lengths_up_to(1), card(132));
+  KernelPlan const& kernel = alone.kernels.at(0);
+  CHECK((alone.kernels.size() == 1 && kernel.tile.rows == 16 && kernel.may_split && kernel.merges_parts));
+  CHECK(alone.explain().find("by the block that leaves the last part of a tile") != std::string::npos);
+  std::int64_t const parts = kernel.partial_slots * kernel.partial_rows * (128 + 1) * 4;
+  CHECK(alone.workspace_bytes >= parts + 8 * (1 + kernel.partial_slots));
+
+  CHECK(merges(lengths_up_to(4)));
+  CHECK_FALSE(merges(lengths_up_to(8)));    // 32 rows
+  CHECK_FALSE(merges(lengths_up_to(512)));  // prefill and decode
+  Problem p = lengths_up_to(1);
+  p.num_splits = 1;
+  CHECK_FALSE(merges(p));  // nothing is cut
+  p = lengths_up_to(1);
+  p.batch_invariant = true;
+  CHECK_FALSE(merges(p));  // a combine kernel merges those in the order that follows from the tile
+  p = problem(16, 1, 100'000, 32, 8, 128, true);
+  p.num_splits = 0;
+  CHECK_FALSE(merges(p));  // no schedule, whose counter is 0 between calls
+}
+
 TEST_CASE(
     "plan: behind a schedule that leaves clusters nothing to merge, the next call starts early if both fit the card") {
   auto const made = [](int batch, int head_dim = 128) {

@@ -11,7 +11,6 @@ torch = pytest.importorskip("torch")
 
 from gpu import batches, support  # noqa: E402
 from gpu.batches import Batch, attend, judge_all, judged_results, main_dims, make, require_same  # noqa: E402
-from gpu.fixed_splits import plan_of  # noqa: E402
 from gpu.support import MAIN  # noqa: E402
 from gpu.test_clusters import FEW, LAYOUTS, MASKS, batch_of  # noqa: E402
 from gpu.test_grid import name_of, on  # noqa: E402
@@ -49,12 +48,6 @@ def test_parts_that_the_last_block_merges(kernel):
     judge_all(cut_cases(kernel))
 
 
-def test_the_plan_says_who_merges():
-    case = main_dims(cut_batch("few parts", "4 rows", "pages of 16"))
-    assert "by the block that leaves the last part of a tile" in plan_of(case).explain()
-    assert "the last part" not in plan_of(case.but(batch_invariant=True)).explain()
-
-
 def filled(value: int) -> Callable[[torch.Tensor], None]:
     return lambda workspace: workspace.fill_(value)
 
@@ -63,17 +56,11 @@ def random_bytes(workspace: torch.Tensor) -> None:
     workspace.copy_(torch.randint(0, 256, workspace.shape, dtype=torch.uint8, device=workspace.device))
 
 
-def last_bytes(workspace: torch.Tensor) -> None:
-    """Only where calls count: their number would run over, or start again."""
-    workspace.view(torch.int64).fill_(-1)
-
-
 CONTENTS = {
     "zeros": filled(0),
     "ones": filled(1),
-    "0xFF": filled(0xFF),
+    "0xFF, also the number of the call": filled(0xFF),
     "random": random_bytes,
-    "the largest number of a call": last_bytes,
 }
 
 
