@@ -175,7 +175,7 @@ bool cutting_pays_if_alike(PlanRequest const& request, TileConfig const& tile, i
   if (request.problem.num_splits == 1 || tiles * blocks > kMaxTiles) { return false; }
   std::int64_t const units = std::max<std::int64_t>(blocks, kLeastUnitsOfFewQueries);
   int const ctas = request.most_ctas(tile);
-  int const cutting = request.problem.batch_invariant ? kUnitsOfCutting : kUnitsOfCuttingAlone;
+  int const cutting = units_of_cutting(true, request.problem.batch_invariant);
   return cutting_pays({tiles, tiles * units, static_cast<int>(units)}, size, ctas, enough_readers(ctas, false),
                       cutting);
 }
@@ -254,7 +254,13 @@ namespace {
 
 // Of a call whose schedule decides between clusters of `size` and units.
 int ctas_by_schedule(PlanRequest const& request, TileConfig const& tile, int size) {
-  if (size > 1) { return most_ctas_in_clusters(request, tile, size) / size * size; }
+  if (size > 1) {
+    int const clusters = most_ctas_in_clusters(request, tile, size) / size;
+    // A larger one has a GPC to itself. Each half of the card takes at most half of what memory gives, so that units
+    // for seven GPCs are done later than for six: two sequences of 64k keys, 8/1 heads, 33 and 29 us.
+    int const even = clusters - clusters % 2;
+    return size * (size > kPortableCluster && even >= request.tiles_of_few() ? even : clusters);
+  }
   bool const alone = request.tiles_of_few() <= request.available_sms();  // none shares its SM with another
   return alone ? std::min(request.most_ctas(tile), request.available_sms()) : request.most_ctas(tile);
 }

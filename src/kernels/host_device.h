@@ -24,6 +24,11 @@ HA_HOST_DEVICE constexpr int floor_div(int a, int b) { return a / b - (a % b < 0
 HA_HOST_DEVICE constexpr int min_of(int a, int b) { return a < b ? a : b; }
 HA_HOST_DEVICE constexpr int max_of(int a, int b) { return a > b ? a : b; }
 
+template <class Integer>
+HA_HOST_DEVICE constexpr int clamped(Integer value, int low, int high) {
+  return value < low ? low : value > high ? high : static_cast<int>(value);
+}
+
 // Rounded down, for x > 0.
 HA_HOST_DEVICE constexpr int log2_of(int x) {
 #if defined(__CUDA_ARCH__)

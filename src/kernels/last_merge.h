@@ -47,7 +47,8 @@ class LastMerge {
   __device__ __forceinline__ bool is_last(MergeStep const& step, std::uint64_t call) const {
     sync_warpgroup(0);  // all rows are written
     fence_of_device();
-    int const before = count_part(params_.epilogue.partial.arrivals + 1 + step.counted_in, call, thread_ == 0);
+    std::uint64_t* const counted = params_.epilogue.partial.arrivals + word_of_slot(step.counted_in);
+    int const before = count_part(counted, call, thread_ == 0);
     if (thread_ == 0) { shared_.merges = before + 1 == step.parts.count; }
     fence_of_device();
     sync_warpgroup(0);
@@ -96,11 +97,7 @@ class LastMerge {
     PartialParams const& partial = params_.epilogue.partial;
     RowEnd const end = row_end(merged.top, merged.sum);
     std::int64_t const index = static_cast<std::int64_t>(slot) * partial.rows + row;
-    float* const to = partial.out + index * params_.epilogue.head_dim_v + column();
-    CUTE_UNROLL
-    for (int c = 0; c < kColumns; c += 4) {
-      if (c * 32 + column() < params_.epilogue.head_dim_v) { store_columns(to + c * 32, merged, c, end); }
-    }
+    store_row(partial.out + index * params_.epilogue.head_dim_v, merged, end);
     if (column() == 0) { partial.lse[index] = end.lse(); }
   }
 
@@ -111,12 +108,18 @@ class LastMerge {
     EpilogueParams const& p = params_.epilogue;
     RowEnd end = row_end(merged.top, merged.sum);
     if (p.sinks != nullptr) { end = end_row(end.exponent, end.sum, sink_log2(p.sinks, p.sinks_type, id.head)); }
-    Element* const to = output_pointer<Element>(params_, work, id) + column();
+    store_row(output_pointer<Element>(params_, work, id), merged, end);
+    if (column() == 0) { store_lse(params_, work, id, end); }
+  }
+
+  // The lane's columns.
+  template <class T>
+  __device__ __forceinline__ void store_row(T* row, MergedRow<kColumns> const& merged, RowEnd const& end) const {
     CUTE_UNROLL
     for (int c = 0; c < kColumns; c += 4) {
-      if (c * 32 + column() < p.head_dim_v) { store_columns(to + c * 32, merged, c, end); }
+      int const first = c * 32 + column();
+      if (first < params_.epilogue.head_dim_v) { store_columns(row + first, merged, c, end); }
     }
-    if (column() == 0) { store_lse(params_, work, id, end); }
   }
 
   AttentionParams const& params_;

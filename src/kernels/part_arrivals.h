@@ -14,8 +14,9 @@
 
 namespace hopper_attention {
 
-// Words of the workspace: the number of the call, and one for each slot, of which a tile has that of its first part.
-HA_HOST_DEVICE constexpr std::int64_t arrival_words(std::int64_t slots) { return 1 + slots; }
+// Words of the workspace: the number of the call, then one for each slot, of which a tile has that of its first part.
+HA_HOST_DEVICE constexpr std::int64_t word_of_slot(std::int64_t slot) { return 1 + slot; }
+HA_HOST_DEVICE constexpr std::int64_t arrival_words(std::int64_t slots) { return word_of_slot(slots); }
 
 // An item that may be a part of a tile, and the number of the call. Which parts there are is found when this one is
 // done: the way to the first item is longer than it takes to find them.

@@ -118,7 +118,7 @@ __device__ __forceinline__ void write_facts(ScheduleKernelParams const& params, 
   int const ctas = params.readers.ctas;
   int const longest_part = params.decode.fixed_split;
   bool const may_cut = longest_part == 0 || most > longest_part;
-  int const cutting = of_all && longest_part == 0 ? kUnitsOfCuttingAlone : kUnitsOfCutting;
+  int const cutting = units_of_cutting(of_all, longest_part > 0);
   bool const pays = may_cut && cutting_pays_beside(tiles, beside, clusters ? params.readers.cluster : 1, ctas,
                                                    enough_readers(ctas, longest_part > 0), cutting);
   int const cuts = static_cast<int>(__ballot_sync(kAllLanes, pays));

@@ -28,9 +28,13 @@ struct WholeTiles {
 // Of CTAs, so many that read as fast as all. Those that merge parts of their tile on the way need all others, too.
 HA_HOST_DEVICE constexpr int enough_readers(int ctas, bool folds) { return folds ? ctas : max_of(1, 6 * ctas / 13); }
 
-// As long as it takes to find and to merge parts: by a combine kernel, and by the last CTA of a tile.
+// Units that take as long as finding and merging parts: where a combine kernel merges them, and where the last CTA of a
+// tile does, in a decode kernel that is alone. Parts that follow from their tile are never left to that one.
 inline constexpr int kUnitsOfCutting = 14;
 inline constexpr int kUnitsOfCuttingAlone = 10;
+HA_HOST_DEVICE constexpr int units_of_cutting(bool alone, bool fixed_parts) {
+  return alone && !fixed_parts ? kUnitsOfCuttingAlone : kUnitsOfCutting;
+}
 
 // Whether tiles that `size` CTAs take each, the longest first, are done so late that it pays to share out their units
 // among all `ctas` and to merge the parts of tiles. `enough` read as fast as all; a unit takes one of so many

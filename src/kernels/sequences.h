@@ -36,11 +36,6 @@ struct Sequence {
   HA_HOST_DEVICE constexpr bool operator==(Sequence const&) const = default;
 };
 
-template <class Integer>
-HA_HOST_DEVICE constexpr int clamped(Integer value, int low, int high) {
-  return value < low ? low : value > high ? high : static_cast<int>(value);
-}
-
 // How lengths are read.
 struct PlainLoad {
   HA_HOST_DEVICE static constexpr int load(int const* number) { return *number; }

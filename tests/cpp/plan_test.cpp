@@ -1494,6 +1494,24 @@ TEST_CASE("plan: the schedule decides on clusters where the bound is long") {
   CHECK(made(16, 1, 1000).cluster_if_alike == 0);
 }
 
+TEST_CASE("plan: a schedule's clusters of 16, a GPC each, are an even number, but no fewer than tiles") {
+  auto const made = [](int batch) {
+    Problem p = ragged(1, 131'072, 128, batch);
+    p.heads_q = 8;
+    p.heads_k = 1;
+    p.num_splits = 0;
+    p.has_metadata = true;
+    return plan(p, card(132));
+  };
+  auto const grid = [&](int batch) {
+    return std::pair(made(batch).cluster_if_alike, made(batch).kernels.front().ctas);
+  };
+  CHECK(grid(2) == std::pair(16, 96));
+  CHECK(grid(6) == std::pair(16, 96));
+  CHECK(grid(7) == std::pair(16, 112));  // seven run at once
+  CHECK(grid(8) == std::pair(8, 112));   // of which two share a GPC
+}
+
 TEST_CASE("plan: a few long tiles are shared by several clusters, whose results the combine kernel merges") {
   auto const made = [](int batch, int seqlen_k, int num_splits) {
     Problem p = ragged(1, seqlen_k, 128, batch);

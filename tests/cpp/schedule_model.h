@@ -118,9 +118,10 @@ inline std::vector<int> model_metadata(ScheduleKernelParams const& params) {
     };
     return (pays(1) ? 1 : 0) + (pays(readers.cluster) ? 2 : 0);
   };
-  int const of_alone = params.decode.fixed_split > 0 ? kUnitsOfCutting : kUnitsOfCuttingAlone;
+  bool const fixed_parts = params.decode.fixed_split > 0;
   facts[kPlacesAndCuts] +=
-      (cuts(of_decode, of_all.units - of_decode.units, kUnitsOfCutting) << 26) + (cuts(of_all, 0, of_alone) << 28);
+      (cuts(of_decode, of_all.units - of_decode.units, units_of_cutting(false, fixed_parts)) << 26) +
+      (cuts(of_all, 0, units_of_cutting(true, fixed_parts)) << 28);
   std::vector<int> metadata{0};
   for (auto const& part : {order, tiles_until, units_until, facts}) {
     metadata.insert(metadata.end(), part.begin(), part.end());

@@ -2411,6 +2411,9 @@ TEST_CASE("cutting_pays: shorter tiles where no combine kernel follows") {
   CHECK(cutting_pays(one_long, 4, 132, enough, kUnitsOfCuttingAlone));
   WholeTiles const none_long{128, 128 * 64, 64};
   CHECK(!cutting_pays(none_long, 1, 132, enough, kUnitsOfCuttingAlone));
+  CHECK(units_of_cutting(true, false) == kUnitsOfCuttingAlone);
+  CHECK(units_of_cutting(false, false) == kUnitsOfCutting);
+  CHECK(units_of_cutting(true, true) == kUnitsOfCutting);  // batch_invariant: a combine kernel follows
 }
 
 TEST_CASE("cutting_pays_beside: prefill that takes much of the card leaves decode too few CTAs for long tiles") {

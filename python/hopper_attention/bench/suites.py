@@ -277,11 +277,12 @@ def tables() -> list[Case]:
 
 
 def batches() -> list[Case]:
-    """Decode steps of batches whose tiles fill no round of all SMs, and of sequences of all lengths, with exact bounds and
-    with the page tables of captured graphs.
+    """Decode steps of batches whose tiles fill no round of all SMs, of a few sequences, and of sequences of all lengths,
+    with exact bounds and with the page tables of captured graphs.
     """
     alike = [(12, 8192, 32, 8), (17, 8192, 32, 8), (20, 32768, 32, 8), (72, 8192, 8, 1), (96, 32768, 8, 1)]
     few = [(8, 8192, 32, 8, 64), (4, 8192, 32, 8, 64), (16, 32768, 8, 1, 64)]
+    few += [(2, 65536, 8, 1), (4, 4096, 8, 1), (4, 65536, 8, 1)]
     ragged = [(24, 32768, 8, 1, 128), (16, 32768, 8, 1, 128), (24, 8192, 16, 2, 128), (32, 8192, 64, 8, 128)]
     ragged += [(16, 32768, 64, 8, 128), (128, 8192, 8, 1, 128), (48, 8192, 16, 2, 64), (4, 32768, 64, 8, 64)]
     cases = [
