@@ -256,8 +256,8 @@ namespace {
 int ctas_by_schedule(PlanRequest const& request, TileConfig const& tile, int size) {
   if (size > 1) {
     int const clusters = most_ctas_in_clusters(request, tile, size) / size;
-    // A larger one has a GPC to itself. Each half of the card takes at most half of what memory gives, so that units
-    // for seven GPCs are done later than for six: two sequences of 64k keys, 8/1 heads, 33 and 29 us.
+    // A larger one has a GPC to itself. Times are as if each half of the card took at most half of what memory gives:
+    // units for seven GPCs are done later than for six (docs/performance-notes.md, step 204).
     int const even = clusters - clusters % 2;
     return size * (size > kPortableCluster && even >= request.tiles_of_few() ? even : clusters);
   }
