@@ -9,16 +9,13 @@ namespace hopper_attention {
 
 // All but where the schedule of the step lies.
 inline ClusterParams cluster_params(Plan const& plan, KernelPlan const& kernel, int heads_q) {
-  // A cluster that takes a tile of so many blocks of keys for each of its thread blocks is done before others could
-  // help.
-  constexpr int kFewBlocks = 4;
   ClusterParams p;
   p.tiles_of_sequence = FastDivmod(heads_q / plan.packed_heads);
   p.by_schedule = plan.cluster_if_alike > 0 || plan.draws_if_whole;
   p.size = cluster_of(plan, kernel);
   if (p.size == 0 && !p.by_schedule) { return p; }
   p.of_tile = p.by_schedule ? 1 : clusters_of_tile(kernel);
-  p.few_keys = kFewBlocks * kernel.tile.keys * p.size;
+  p.few_keys = kFewBlocksOfShare * kernel.tile.keys * p.size;
   p.at_once = kernel.ctas / (max_of(1, p.size) * p.of_tile);
   p.tiles = static_cast<int>(kernel.most_tiles);
   // Blocks 2i and 2i + 1 of a grid go to a pair of SMs, which share a way to memory.

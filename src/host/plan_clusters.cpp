@@ -16,9 +16,25 @@ namespace {
 constexpr int kPortableCluster = 8;
 constexpr int kSmsForLargestCluster = 132;
 
-// Of K and V for a block of a cluster: beyond, sharing them with other clusters saves more than the 5 us that the
-// combine kernel takes.
-constexpr std::int64_t kBytesWorthAnotherCluster = std::int64_t{512} << 10;
+// What a call of few tiles takes, by the times of 1,000 calls with one sequence of 8k to 128k keys on an H200
+// (docs/performance-notes.md, step 205): its start and end, and as long as K and V are read.
+// Where a cluster takes each tile; where several do, whose parts a kernel merges, of which those of 2 leave the most.
+constexpr double kEndsOfOneUs = 6.4;
+constexpr double kEndsOfSeveralUs = 7.6;
+constexpr double kEndsOfPairsUs = 9.5;
+// Where a schedule cuts them into units, and what asking it takes.
+constexpr double kEndsOfUnitsUs = 14;
+constexpr double kScheduleUs = 0.7;
+// What all SMs read. Clusters that fill neither half of the card nor nearly all of it lie unevenly over its GPCs. What
+// a block reads that is alone on its SM, and in a kernel that has room for two there.
+constexpr double kCardBytesPerUs = 4.45e6;
+constexpr double kUnevenBytesPerUs = 3.95e6;
+constexpr double kUnevenPairsBytesPerUs = 3.75e6;
+constexpr double kBlockBytesPerUs = 72e3;
+constexpr double kOneOfTwoBytesPerUs = 42e3;
+// And one to seven clusters of 16, which have a GPC each. Each half of the card has four of these and reads half of
+// what all do, and nobody but the hardware chooses them: two clusters may read as fast as three, four not as all SMs.
+constexpr double kLargeClustersBytesPerUs[] = {1.2e6, 2.4e6, 2.6e6, 3.2e6, 4.1e6, 4.2e6, 4.15e6};
 
 // Of K and V for a block, where all tiles are taken at once by clusters of `size`: beyond, a schedule that balances
 // them is better where lengths differ (4 of up to 14k keys, 64/8, d64 27.2 -> 19.6 us). It takes up to 2 us, and 5 more
@@ -27,6 +43,10 @@ std::int64_t most_bytes_at_once(PlanRequest const& request, int size) {
   std::int64_t const kb = !request.problem.has_metadata ? 3072 : size > 1 ? 512 : 1024;
   return kb << 10;
 }
+// Where several clusters take each, which are all SMs: four of 64k keys, 8/1 heads, behind a bound of 128k take 39 us
+// so and 44 or 49 by a schedule, one of 64k beside three of 1k 23.4 and 22.1, one of 100k 32.2 and 26.3. Clusters of 2
+// take 3 us longer than a schedule's if sequences are short.
+constexpr std::int64_t kMostBytesAtOnceOfSeveral = std::int64_t{2560} << 10;
 
 // And for which blocks are added until each SM has as many as it holds: of head dim 64, one alone reads half as fast as
 // two. With shorter shares more is lost, since the blocks of the next call have no room beside them.
@@ -44,9 +64,12 @@ bool leaves_most_idle(PlanRequest const& request, std::int64_t ctas, int per_sm 
 
 // A cluster runs within a group of SMs (GPC) and leaves some of them over: 132 SMs hold 66 clusters of 2, 30 of 4, 15
 // of 8 and 7 of 16.
-int most_ctas_in_clusters(PlanRequest const& request, TileConfig const& tile, int size) {
+int sms_in_clusters(PlanRequest const& request, int size) {
   int const sms = request.available_sms();
-  return (size <= 2 ? sms : sms * 7 / 8) * tile.per_sm;
+  return size <= 2 ? sms : sms * 7 / 8;
+}
+int most_ctas_in_clusters(PlanRequest const& request, TileConfig const& tile, int size) {
+  return sms_in_clusters(request, size) * tile.per_sm;
 }
 
 int most_cluster(PlanRequest const& request) {
@@ -107,7 +130,85 @@ struct TileShare {
   int blocks() const { return size * clusters; }
 };
 
-// One cluster, unless tiles are so few that most of the card would be idle, and long.
+// Of tiles that have `blocks` each.
+bool cutting_pays_if_alike(PlanRequest const& request, TileConfig const& tile, int size, std::int64_t blocks) {
+  std::int64_t const tiles = request.tiles_of_few();
+  if (request.problem.num_splits == 1 || tiles * blocks > kMaxTiles) { return false; }
+  std::int64_t const units = std::max<std::int64_t>(blocks, kLeastUnitsOfFewQueries);
+  int const ctas = request.most_ctas(tile);
+  int const cutting = units_of_cutting(may_merge_parts(request.problem, tile), request.problem.batch_invariant);
+  return cutting_pays({tiles, tiles * units, static_cast<int>(units)}, size, ctas, enough_readers(ctas, false),
+                      cutting);
+}
+
+// What the blocks of all tiles read in a us.
+double bytes_per_us(PlanRequest const& request, TileConfig const& tile, TileShare const& share) {
+  std::int64_t const tiles = request.tiles_of_few();
+  std::int64_t const blocks = share.blocks() * tiles;
+  double const by_blocks = static_cast<double>(blocks) * (tile.per_sm > 1 ? kOneOfTwoBytesPerUs : kBlockBytesPerUs);
+  if (share.size > kPortableCluster && share.clusters == 1 && tiles <= std::ssize(kLargeClustersBytesPerUs)) {
+    return std::min(kLargeClustersBytesPerUs[tiles - 1], by_blocks);
+  }
+  std::int64_t const sms = request.available_sms();
+  bool const may_pair = tile.per_sm > 1 && share.clusters == 1;  // on an SM
+  bool const are_few = share.size < kPortableCluster ? 3 * blocks <= 2 * sms : 7 * blocks <= 4 * sms;
+  bool const are_all = !may_pair && 6 * blocks >= 5 * sms;
+  double const together = are_few || are_all ? kCardBytesPerUs : may_pair ? kUnevenPairsBytesPerUs : kUnevenBytesPerUs;
+  return std::min(together, by_blocks);
+}
+
+double us_of_tiles(PlanRequest const& request, TileConfig const& tile, TileShare const& share, std::int64_t blocks) {
+  bool const by_one = share.clusters == 1 || blocks <= kFewBlocksOfShare * share.size;
+  double const ends = by_one ? kEndsOfOneUs : share.size == 2 ? kEndsOfPairsUs : kEndsOfSeveralUs;
+  double const bytes = static_cast<double>(request.tiles_of_few() * blocks * request.bytes_of_block(tile));
+  return ends + bytes / bytes_per_us(request, tile, by_one ? TileShare{share.size, 1} : share);
+}
+
+// Over tiles as long as may be, and a quarter, a sixteenth and a 64th as long: a bound may be what the page table has
+// room for.
+template <class UsOf>
+double us_of_lengths(PlanRequest const& request, TileConfig const& tile, UsOf us_of) {
+  double us = 0;
+  for (int times = 1; times <= 64; times *= 4) {
+    us += us_of(ceil_div<std::int64_t>(request.blocks_of_tile(tile), times));
+  }
+  return us;
+}
+double us_of_share(PlanRequest const& request, TileConfig const& tile, TileShare const& share) {
+  return us_of_lengths(request, tile, [&](std::int64_t blocks) { return us_of_tiles(request, tile, share, blocks); });
+}
+
+// The same where a schedule cuts tiles that are alike, if that pays, and otherwise a cluster takes each.
+double us_by_schedule(PlanRequest const& request, TileConfig const& tile) {
+  TileShare const one{widest_cluster(request, tile, tile.per_sm), 1};
+  return us_of_lengths(request, tile, [&](std::int64_t blocks) {
+    double const bytes = static_cast<double>(request.tiles_of_few() * blocks * request.bytes_of_block(tile));
+    bool const cuts = cutting_pays_if_alike(request, tile, one.size, blocks);
+    return kScheduleUs + (cuts ? kEndsOfUnitsUs + bytes / kCardBytesPerUs : us_of_tiles(request, tile, one, blocks));
+  });
+}
+
+// Instead of one cluster several smaller ones, where tiles are so few that this is faster.
+TileShare best_share(PlanRequest const& request, TileConfig const& tile, TileShare const& one) {
+  int const num_splits = request.problem.num_splits;
+  TileShare best = one;
+  double least = us_of_share(request, tile, best);
+  for (int size = kPortableCluster; size >= 2; size /= 2) {
+    std::int64_t const fitting = sms_in_clusters(request, size) / (size * request.tiles_of_few());
+    TileShare const share{
+        size, static_cast<int>(num_splits == 0 ? fitting : std::min<std::int64_t>(fitting, num_splits / size))};
+    if (share.clusters < 2 || share.blocks() > request.blocks_of_tile(tile) || !shares_columns(tile, size)) {
+      continue;
+    }
+    double const us = us_of_share(request, tile, share);
+    if (us < least) {
+      least = us;
+      best = share;
+    }
+  }
+  return best;
+}
+
 TileShare share_of_tile(PlanRequest const& request, TileConfig const& tile, bool may_share) {
   testing::ForcedPlan const& forced = request.forced;
   if (forced.cluster > 0 && !request.problem.batch_invariant) {
@@ -125,14 +226,7 @@ TileShare share_of_tile(PlanRequest const& request, TileConfig const& tile, bool
   while (is_too_long(share_bytes(request, tile, size)) && reason_against_cluster(request, tile, 2 * size) == nullptr) {
     size *= 2;
   }
-  bool const is_long = share_bytes(request, tile, size) > kBytesWorthAnotherCluster;
-  if (size < kPortableCluster || !leaves_most_idle(request, size * tiles) || !is_long) { return {size, 1}; }
-  std::int64_t const fitting = most_ctas_in_clusters(request, tile, kPortableCluster) / (kPortableCluster * tiles);
-  int const num_splits = request.problem.num_splits;
-  std::int64_t const allowed =
-      num_splits == 0 ? fitting : std::min<std::int64_t>(fitting, num_splits / kPortableCluster);
-  if (kPortableCluster * allowed <= size) { return {size, 1}; }
-  return {kPortableCluster, static_cast<int>(allowed)};
+  return best_share(request, tile, {size, 1});
 }
 
 bool may_share_tiles(PlanRequest const& request) {
@@ -153,7 +247,7 @@ std::string reason_for_share(PlanRequest const& request, TileConfig const& tile,
   if (request.tiles_of_few() > request.most_ctas(tile)) { return "there are more tiles than blocks"; }
   int const num_splits = request.problem.num_splits;
   if (share.clusters > 1) {
-    bool const by_splits = num_splits != 0 && kPortableCluster * (share.clusters + 1) > num_splits;
+    bool const by_splits = num_splits != 0 && share.size * (share.clusters + 1) > num_splits;
     return by_splits ? "num_splits allows no more" : "more would not all run at once";
   }
   return limit_of_cluster(request, tile, share.size);
@@ -170,14 +264,7 @@ char const* reason_against_cluster(PlanRequest const& request, TileConfig const&
 }
 
 bool cutting_pays_if_alike(PlanRequest const& request, TileConfig const& tile, int size) {
-  std::int64_t const tiles = request.tiles_of_few();
-  std::int64_t const blocks = request.blocks_of_tile(tile);
-  if (request.problem.num_splits == 1 || tiles * blocks > kMaxTiles) { return false; }
-  std::int64_t const units = std::max<std::int64_t>(blocks, kLeastUnitsOfFewQueries);
-  int const ctas = request.most_ctas(tile);
-  int const cutting = units_of_cutting(true, request.problem.batch_invariant);
-  return cutting_pays({tiles, tiles * units, static_cast<int>(units)}, size, ctas, enough_readers(ctas, false),
-                      cutting);
+  return cutting_pays_if_alike(request, tile, size, request.blocks_of_tile(tile));
 }
 
 namespace {
@@ -209,6 +296,18 @@ bool fits_one_split(PlanRequest const& request, TileConfig const& tile) {
   return request.problem.mask.cp_world <= 1 && request.most_keys_of_tile(tile) <= kFixedSplitKeys;
 }
 
+namespace {
+
+// Whether clusters of `share`, as long as tiles are alike, are as good as what a schedule would choose.
+bool is_balanced(PlanRequest const& request, TileConfig const& tile, TileShare const& share) {
+  bool const one = request.problem.batch == 1;
+  if (!one && share.clusters == 1) { return !cutting_pays_if_alike(request, tile, share.size); }
+  // Without metadata the call would have to make the schedule first.
+  return !request.problem.has_metadata || us_of_share(request, tile, share) <= us_by_schedule(request, tile);
+}
+
+}  // namespace
+
 // Thread blocks that share each tile, where there is one for each sequence and group of heads and all of them run at
 // once, or are short, or are drawn; 0: a schedule is better. Sequences that are much longer than the others would leave
 // most of the card idle, which is bounded by what a block may have to read.
@@ -236,11 +335,12 @@ int cluster_size(PlanRequest const& request) {
   // A schedule could use the SMs that few clusters leave idle.
   bool const most_idle = leaves_most_idle(request, share.blocks() * tiles);
   bool const one = problem.batch == 1;
-  std::int64_t const most = one         ? kSharesOfOneSequence * kMostBytesOfShare / (most_idle ? 2 : 1)
-                            : most_idle ? kMostBytesOfShare / 2
-                                        : most_bytes_at_once(request, share.size);
-  bool const balances = one || share.clusters > 1 || !cutting_pays_if_alike(request, tile, share.size);
-  return bytes <= most && balances ? share.size : 0;
+  bool const several = share.clusters > 1 && share.size > 2;
+  std::int64_t const most =
+      one         ? kSharesOfOneSequence * kMostBytesOfShare / (most_idle ? 2 : 1)
+      : most_idle ? kMostBytesOfShare / 2
+                  : std::max(most_bytes_at_once(request, share.size), several ? kMostBytesAtOnceOfSeveral : 0);
+  return bytes <= most && is_balanced(request, tile, share) ? share.size : 0;
 }
 
 // Long tiles that are more than the blocks of the grid, where a schedule has their order.

@@ -5,6 +5,7 @@
 
 #include "host/plan_request.h"
 #include "host/require.h"
+#include "host/schedule_shape.h"
 
 namespace hopper_attention {
 namespace {
@@ -180,12 +181,11 @@ void add_decode_kernels(PlanRequest const& request, Plan& plan, bool may_split) 
   add_kernel(request, plan, use, may_split).least_queries = most_queries + 1;
 }
 
-// A kernel that is alone merges the parts of its tiles, where it has 16 rows; no other has the code for that. It counts
-// parts with the schedule's counter, which only calls with lengths on the device have, and which one that draws needs.
+// A kernel beside another one leaves it to the combine kernel.
 void choose_who_merges(PlanRequest const& request, Plan& plan) {
   KernelPlan& kernel = plan.kernels.front();
-  bool const alone = plan.kernels.size() == 1 && !plan.fixed_splits && request.problem.ragged;
-  kernel.merges_parts = alone && kernel.may_split && kernel.tile.rows <= kMostFewRows;
+  bool const alone = plan.kernels.size() == 1;
+  kernel.merges_parts = alone && kernel.may_split && may_merge_parts(request.problem, kernel.tile);
   if (kernel.merges_parts) { because(plan, "merging", "by the block that leaves the last part of a tile"); }
 }
 

@@ -19,6 +19,9 @@ inline constexpr int kFixedSplitKeys = 4096;
 // Key blocks that a thread block takes at least: fewer cost more to merge than to compute.
 inline constexpr int kLeastUnits = 2;
 
+// A cluster that takes a tile of so many key blocks for each of its thread blocks is done before others could help.
+inline constexpr int kFewBlocksOfShare = 4;
+
 // Key blocks of a tile that a thread block computes about as fast as parts of it are merged.
 inline constexpr int kFewBlocksOfTile = 12;
 
@@ -66,6 +69,13 @@ constexpr TileShape tile_shape(TileConfig const& tile, int packed_heads, bool fi
   return {rows_of_slab(tile) / packed_heads * slabs_of(tile), tile.keys,
           fixed_splits ? (decode ? kFixedSplitKeys / tile.keys : 1 << 30) : 0,
           decode && !fixed_splits ? kLeastUnitsOfFewQueries : 1};
+}
+
+// Whether a kernel that is alone in its call merges parts of its tiles itself. It counts them with the schedule's
+// counter, which only calls with lengths on the device have; the tile of 64 rows has no registers for that, and parts
+// that follow from a tile alone are merged in an order of their own.
+inline bool may_merge_parts(Problem const& problem, TileConfig const& tile) {
+  return problem.ragged && !problem.batch_invariant && tile.rows <= kMostFewRows;
 }
 
 inline bool has_prefill(Plan const& plan) { return plan.kernels.front().family == KernelFamily::kPrefill; }

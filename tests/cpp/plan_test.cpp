@@ -316,7 +316,7 @@ TEST_CASE("tiles: those of softcap are those without, which the schedule counts"
 }
 
 TEST_CASE("plan: blocks of a cluster have columns that they can merge four at a time") {
-  Problem p = problem(1, 1, 8192, 8, 1, 128);
+  Problem p = problem(1, 1, 2048, 8, 1, 128);
   p.num_splits = 0;
   CHECK(plan(p, card(132)).cluster == 16);
   p.head_dim = p.head_dim_v = 96;
@@ -1506,29 +1506,35 @@ TEST_CASE("plan: a schedule's clusters of 16, a GPC each, are an even number, bu
   auto const grid = [&](int batch) {
     return std::pair(made(batch).cluster_if_alike, made(batch).kernels.front().ctas);
   };
-  CHECK(grid(2) == std::pair(16, 96));
+  CHECK(grid(5) == std::pair(16, 96));
   CHECK(grid(6) == std::pair(16, 96));
   CHECK(grid(7) == std::pair(16, 112));  // seven run at once
   CHECK(grid(8) == std::pair(8, 112));   // of which two share a GPC
 }
 
 TEST_CASE("plan: a few long tiles are shared by several clusters, whose results the combine kernel merges") {
-  auto const made = [](int batch, int seqlen_k, int num_splits) {
+  auto const made = [](int batch, int seqlen_k, int num_splits, bool has_metadata = false) {
     Problem p = ragged(1, seqlen_k, 128, batch);
     p.heads_q = 8;
     p.heads_k = 1;
     p.num_splits = num_splits;
+    p.has_metadata = has_metadata;
     return plan(p, card(132));
   };
   auto const several = [](Plan const& p) { return std::pair(p.cluster, clusters_of_tile(p.kernels.front())); };
   CHECK(several(made(1, 131072, 0)) == std::pair(8, 14));
   CHECK(several(made(2, 131072, 0)) == std::pair(8, 7));
   CHECK(several(made(3, 131072, 0)) == std::pair(8, 4));
-  CHECK(several(made(4, 65536, 0)) == std::pair(16, 1));  // fill half of the card
-  CHECK(made(4, 131072, 0).cluster == 0);                 // and are so long that it counts whether lengths differ
+  CHECK(several(made(4, 65536, 0)) == std::pair(4, 7));  // of four clusters of 16 three may lie in one half of the card
+  CHECK(several(made(5, 65536, 0)) == std::pair(16, 1));  // of five not
+  CHECK(several(made(7, 131072, 0, true)).first == 0);    // 4 MB for a block of 8x2, should one be longer than others
+  CHECK(several(made(8, 16384, 0)) == std::pair(8, 1));   // a cluster for each GPC
+  CHECK(several(made(10, 32768, 0)) == std::pair(4, 2));  // ten of 8 lie unevenly
   CHECK(several(made(1, 8192, 0)) == std::pair(16, 1));   // too short to be merged twice
+  CHECK(several(made(1, 16384, 0)) == std::pair(4, 28));
   CHECK(several(made(1, 131072, 40)) == std::pair(8, 5));
-  CHECK(several(made(1, 131072, 20)) == std::pair(16, 1));
+  CHECK(several(made(1, 131072, 20)) == std::pair(4, 5));
+  CHECK(made(4, 1 << 20, 0).cluster == 0);  // so long that it counts whether lengths differ
   Plan const one = made(1, 131072, 0);
   CHECK(one.ctas == 112);
   CHECK(one.kernels.front().partial_slots == 14);

@@ -2391,6 +2391,7 @@ TEST_CASE("cutting_pays: where shared units were faster than whole tiles on an H
            Case{"clusters of two, 80 CTAs", alike(40, 64), 2, false},
            Case{"the same, long", alike(40, 256), 2, true},
            Case{"clusters that take all CTAs", alike(16, 256), 8, false},
+           Case{"four in clusters of 16: 45 us by units, and 37 to 50 whole", alike(4, 512), 16, false},
            Case{"one of 32k among 24, in clusters of 4", {24, 2313, 255}, 4, true},
            Case{"one of 8k among 32", {32, 640, 64}, 1, true},
            Case{"of all lengths, two rounds", {256, 4 * 2100, 64}, 1, false},

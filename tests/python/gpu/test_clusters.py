@@ -192,10 +192,37 @@ def several_cases(kernel, size: int, several: int) -> Iterator[Batch]:
                        **on(kernel, **MASKS[mask]))  # fmt: skip
 
 
-@pytest.mark.parametrize(("size", "several"), [(2, 2), (4, 3), (16, 7)])
+@pytest.mark.parametrize(("size", "several"), [(2, 2), (2, 22), (4, 3), (16, 7)])
 @pytest.mark.parametrize("kernel", MAIN, ids=name_of)
 def test_several_clusters_for_a_tile(kernel, size, several):
     judge_all(several_cases(kernel, size, several))
+
+
+# Tiles of one sequence, behind a bound of 128k keys: blocks of a cluster, and clusters of a tile that the plan chooses.
+SHARES = {1: (8, 14), 2: (8, 7), 3: (8, 4), 4: (4, 7), 7: (8, 2), 8: (8, 1), 10: (4, 2), 12: (2, 5), 13: (2, 5)}
+
+
+def long_cases(tiles: int) -> Iterator[Batch]:
+    """Lengths that the first cluster takes alone, with fewer blocks than there are CTAs, and long ones."""
+    for i, (length, (mask, options)) in enumerate(itertools.product((1, 900, 3000, 50_000), MASKS.items())):
+        metadata = i % 2 == 0
+        yield main_dims(
+            batch_of(f"{tiles} tiles of {length} keys, {mask}", "8 rows", "pages of 16", q_lengths=(2,),
+                     k_lengths=(length,), heads_q=4 * tiles, heads_k=tiles, room_k=1 << 17, metadata=metadata, seed=i,
+                     **options)
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("tiles", SHARES)
+def test_long_tiles_of_one_sequence(tiles):
+    """As the plan chooses: as many clusters for each tile as the card has room for, where that is faster."""
+    size, clusters = SHARES[tiles]
+    cases = list(long_cases(tiles))
+    expected = f"{clusters} clusters of {size} blocks" if clusters > 1 else f"a cluster of {size} blocks"
+    plain = next(case for case in cases if case.window == (-1, -1) and not case.chunk)
+    if plain.dims == (128, 128):
+        assert expected in plan_of(plain).explain(), plan_of(plain).explain()
+    judge_all(cases)
 
 
 ROOM = 200_000  # keys of a page table wider than any sequence is long, as engines have it for captured graphs
