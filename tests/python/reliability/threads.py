@@ -25,7 +25,7 @@ PARTS = 1
 
 THREADS = 8
 LATE = 32  # calls behind a late producer
-SLEEP_CYCLES = 20_000_000  # 10 ms
+SLEEP_CYCLES = 200_000_000  # 100 ms: longer than a busy host takes for the call
 QUEUED = 200  # calls of a thread between two waits, so that the budget holds
 
 
