@@ -16,7 +16,7 @@ namespace {
 constexpr int kPortableCluster = 8;
 constexpr int kSmsForLargestCluster = 132;
 
-// What a call of few tiles takes, by the times of 1,000 calls with one sequence of 8k to 128k keys on an H200
+// What a call of few tiles takes, by the times of 870 calls with one sequence of 8k to 128k keys on an H200
 // (docs/performance-notes.md, step 205): its start and end, and as long as K and V are read.
 // Where a cluster takes each tile; where several do, whose parts a kernel merges, of which those of 2 leave the most.
 constexpr double kEndsOfOneUs = 6.4;
