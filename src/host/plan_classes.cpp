@@ -15,6 +15,7 @@
 #include "host/plan_request.h"
 #include "host/ranked_tiles.h"
 #include "host/schedule_shape.h"
+#include "host/tile_share.h"
 #include "kernels/paired_tiles.h"
 
 namespace hopper_attention {

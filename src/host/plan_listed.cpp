@@ -6,6 +6,7 @@
 #include "host/plan_request.h"
 #include "host/require.h"
 #include "host/schedule_shape.h"
+#include "host/tile_share.h"
 
 namespace hopper_attention {
 namespace {

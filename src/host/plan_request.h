@@ -111,12 +111,8 @@ KernelPlan& add_pairs(PlanRequest const& request, Plan& plan, TileRow const& row
 // `listed` whether tiles are drawn in the order of the schedule.
 int cluster_size(PlanRequest const& request);
 bool draws_tiles(PlanRequest const& request);
-// Why tiles of few queries are not shared by clusters of `size` blocks; nullptr: they may be.
-char const* reason_against_cluster(PlanRequest const& request, TileConfig const& tile, int size);
 // One part holds every tile of few queries with batch_invariant, so that none is cut.
 bool fits_one_split(PlanRequest const& request, TileConfig const& tile);
-// Whether tiles of few queries that are all as long as they may be had better be cut than taken by `size` blocks each.
-bool cutting_pays_if_alike(PlanRequest const& request, TileConfig const& tile, int size);
 void plan_clusters(PlanRequest const& request, Plan& plan);
 // For a plan with a schedule, whose bound on the lengths is too long for clusters: what the sequences really have may
 // not be. An engine's bound is what a page table has room for.
