@@ -93,13 +93,6 @@ double bytes_per_us(PlanRequest const& request, TileConfig const& tile, TileShar
   return std::min(together, by_blocks);
 }
 
-double us_of_tiles(PlanRequest const& request, TileConfig const& tile, TileShare const& share, std::int64_t blocks) {
-  bool const by_one = share.clusters == 1 || blocks <= kFewBlocksOfShare * share.size;
-  double const ends = by_one ? kEndsOfOneUs : share.size == 2 ? kEndsOfPairsUs : kEndsOfSeveralUs;
-  double const bytes = static_cast<double>(request.tiles_of_few() * blocks * request.bytes_of_block(tile));
-  return ends + bytes / bytes_per_us(request, tile, by_one ? TileShare{share.size, 1} : share);
-}
-
 // Over the lengths of us_of_share().
 template <class UsOf>
 double us_of_lengths(PlanRequest const& request, TileConfig const& tile, UsOf us_of) {
@@ -208,6 +201,13 @@ std::string reason_for_share(PlanRequest const& request, TileConfig const& tile,
     return by_splits ? "num_splits allows no more" : "more would not all run at once";
   }
   return limit_of_cluster(request, tile, share.size);
+}
+
+double us_of_tiles(PlanRequest const& request, TileConfig const& tile, TileShare const& share, std::int64_t blocks) {
+  bool const by_one = share.clusters == 1 || blocks <= kFewBlocksOfShare * share.size;
+  double const ends = by_one ? kEndsOfOneUs : share.size == 2 ? kEndsOfPairsUs : kEndsOfSeveralUs;
+  double const bytes = static_cast<double>(request.tiles_of_few() * blocks * request.bytes_of_block(tile));
+  return ends + bytes / bytes_per_us(request, tile, by_one ? TileShare{share.size, 1} : share);
 }
 
 double us_of_share(PlanRequest const& request, TileConfig const& tile, TileShare const& share) {

@@ -51,6 +51,9 @@ char const* reason_against_cluster(PlanRequest const& request, TileConfig const&
 // Whether tiles that are all as long as they may be had better be cut than taken by `size` blocks each.
 bool cutting_pays_if_alike(PlanRequest const& request, TileConfig const& tile, int size);
 
+// What tiles of so many key blocks each take, in us.
+double us_of_tiles(PlanRequest const& request, TileConfig const& tile, TileShare const& share, std::int64_t blocks);
+
 // What tiles take that are as long as may be, and a quarter, a sixteenth and a 64th as long, together: a bound may be
 // what the page table has room for. The same where a schedule cuts tiles that are alike, if that pays, and otherwise a
 // cluster takes each.

@@ -15,6 +15,7 @@
 #include "host/schedule_shape.h"
 #include "host/text.h"
 #include "host/tile_order.h"
+#include "host/tile_share.h"
 #include "kernels/host_device.h"
 #include "kernels/paired_tiles.h"
 #include "kernels/tile_config.h"
@@ -1541,6 +1542,50 @@ TEST_CASE("plan: a few long tiles are shared by several clusters, whose results 
   CHECK(one.kernels.front().partial_rows == 8);
   CHECK(one.workspace_bytes >= 14 * 8 * (128 + 1) * 4);
   CHECK(one.starts_early);
+}
+
+TEST_CASE("us_of_tiles: within an eighth of what an H200 took, and better shares stay better") {
+  struct Measured {
+    int tiles;
+    int keys;
+    TileShare share;
+    double us;
+    int head_dim = 128;
+  };
+  DeviceInfo const device = card(132);
+  testing::ForcedPlan const forced;
+  auto const model = [&](Measured const& m) {
+    Problem p = ragged(1, m.keys, m.head_dim, 1);
+    p.heads_q = 8 * m.tiles;
+    p.heads_k = m.tiles;
+    PlanRequest const request{p, device, forced};
+    TileConfig const tile = request.tile_row(request.decode_use()).tile;
+    return us_of_tiles(request, tile, m.share, ceil_div(m.keys, tile.keys));
+  };
+  constexpr int kKeys = 1024;
+  for (auto const& [slower, faster] : {
+           std::pair{Measured{1, 16 * kKeys, {16, 1}, 12.1}, Measured{1, 16 * kKeys, {4, 28}, 9.8}},
+           std::pair{Measured{2, 64 * kKeys, {2, 33}, 24.7}, Measured{2, 64 * kKeys, {8, 7}, 23.1}},
+           std::pair{Measured{4, 64 * kKeys, {16, 1}, 47.9}, Measured{4, 64 * kKeys, {4, 7}, 39.1}},
+           std::pair{Measured{4, 128 * kKeys, {16, 1}, 89.8}, Measured{4, 128 * kKeys, {2, 16}, 68.2}},
+           std::pair{Measured{6, 64 * kKeys, {4, 4}, 57.7}, Measured{6, 64 * kKeys, {16, 1}, 51.5}},
+           std::pair{Measured{7, 128 * kKeys, {16, 1}, 122.3}, Measured{7, 128 * kKeys, {8, 2}, 111.5}},
+           std::pair{Measured{8, 64 * kKeys, {4, 3}, 74.8}, Measured{8, 64 * kKeys, {8, 1}, 65.7}},
+           std::pair{Measured{10, 64 * kKeys, {8, 1}, 90.4}, Measured{10, 64 * kKeys, {4, 2}, 85.0}},
+           std::pair{Measured{11, 128 * kKeys, {8, 1}, 196.9}, Measured{11, 128 * kKeys, {4, 2}, 169.4}},
+           std::pair{Measured{12, 128 * kKeys, {8, 1}, 203.9}, Measured{12, 128 * kKeys, {2, 5}, 193.3}},
+           std::pair{Measured{24, 32 * kKeys, {2, 2}, 117.8}, Measured{24, 32 * kKeys, {4, 1}, 109.4}},
+           std::pair{Measured{4, 64 * kKeys, {16, 1}, 29.5, 64}, Measured{4, 64 * kKeys, {4, 7}, 22.8, 64}},
+           std::pair{Measured{8, 128 * kKeys, {16, 1}, 80.1, 64}, Measured{8, 128 * kKeys, {2, 8}, 71.8, 64}},
+           std::pair{Measured{6, 128 * kKeys, {4, 4}, 212.8, 256}, Measured{6, 128 * kKeys, {2, 11}, 192.8, 256}},
+       }) {
+    CAPTURE(slower.tiles);
+    CAPTURE(slower.keys);
+    CAPTURE(slower.head_dim);
+    CHECK(model(slower) == doctest::Approx(slower.us).epsilon(0.125));
+    CHECK(model(faster) == doctest::Approx(faster.us).epsilon(0.125));
+    CHECK(model(faster) < model(slower));
+  }
 }
 
 TEST_CASE("plan: explain tells why a tile is shared by so many blocks, or by none") {
