@@ -5,18 +5,12 @@
 #include <string>
 
 #include "host/plan_request.h"
-#include "host/require.h"
 #include "host/schedule_shape.h"
 #include "host/tile_share.h"
 #include "kernels/tile_geometry.h"
 
 namespace hopper_attention {
 namespace {
-
-// most_bytes_at_once() where several clusters take each tile, which are all SMs: four of 64k keys, 8/1 heads, behind a
-// bound of 128k take 39 us so and 44 or 49 by a schedule, one of 64k beside three of 1k 23.4 and 22.1, one of 100k 32.2
-// and 26.3. Clusters of 2 take 3 us longer than a schedule's if sequences are short.
-constexpr std::int64_t kMostBytesAtOnceOfSeveral = std::int64_t{2560} << 10;
 
 // The share of a block may be so many times kMostBytesOfShare where no tile is longer than another.
 constexpr int kSharesOfOneSequence = 4;
@@ -73,7 +67,7 @@ int cluster_size(PlanRequest const& request) {
   if (request.mixes_decode_tiles()) { return 0; }
   TileConfig const tile = request.tile_row(request.decode_use()).tile;
   if (problem.batch_invariant && !fits_one_split(request, tile)) { return cluster_for_fixed_parts(request, tile); }
-  TileShare const share = share_of_tile(request, tile, may_share_tiles(request));
+  TileShare const share = share_of_tile(request, tile);
   if (forced.cluster > 0) { return share.size; }  // 1 with batch_invariant, whose tiles are whole here
   if (request.forces_tile() || forced.packed_heads != 0 || forced.heads_per_pass != 0) { return 0; }
 
@@ -89,11 +83,9 @@ int cluster_size(PlanRequest const& request) {
   // A schedule could use the SMs that few clusters leave idle.
   bool const most_idle = leaves_most_idle(request, share.blocks() * tiles);
   bool const one = problem.batch == 1;
-  bool const several = share.clusters > 1 && share.size > 2;
-  std::int64_t const most =
-      one         ? kSharesOfOneSequence * kMostBytesOfShare / (most_idle ? 2 : 1)
-      : most_idle ? kMostBytesOfShare / 2
-                  : std::max(most_bytes_at_once(request, share.size), several ? kMostBytesAtOnceOfSeveral : 0);
+  std::int64_t const most = one         ? kSharesOfOneSequence * kMostBytesOfShare / (most_idle ? 2 : 1)
+                            : most_idle ? kMostBytesOfShare / 2
+                                        : most_bytes_at_once(request, share);
   return bytes <= most && is_balanced(request, tile, share) ? share.size : 0;
 }
 
@@ -174,7 +166,7 @@ void plan_clusters(PlanRequest const& request, Plan& plan) {
   take_scheduled_packing(request, plan);
   KernelPlan& kernel = choose_kernel(request, plan, request.decode_use(), false);
   int const most = request.most_ctas(kernel.tile);
-  TileShare const share = share_of_tile(request, kernel.tile, may_share_tiles(request));
+  TileShare const share = share_of_tile(request, kernel.tile);
   int const of_tile = share.clusters;
   std::int64_t const ctas = kernel.most_tiles * plan.cluster * of_tile;
   kernel.ctas = static_cast<int>(plan.cluster * of_tile > 1 ? ctas : std::min<std::int64_t>(ctas, most));

@@ -55,12 +55,12 @@ char const* limit_of_cluster(PlanRequest const& request, TileConfig const& tile,
   return reason_against_cluster(request, tile, 2 * size);
 }
 
-int forced_cluster(PlanRequest const& request, TileConfig const& tile, bool may_share) {
+int forced_cluster(PlanRequest const& request, TileConfig const& tile) {
   int const size = request.forced.cluster;
   require(std::has_single_bit(static_cast<unsigned>(size)) && size <= kMostCluster,
           "cluster: must be a power of 2 up to ", kMostCluster, ", ", size, " was forced");
-  require(may_share || size == 1, "cluster: ", request.rows_of_sequence(), " rows are more than ", kMostMergeRows,
-          ", or num_splits is 1");
+  require(may_share_tiles(request) || size == 1, "cluster: ", request.rows_of_sequence(), " rows are more than ",
+          kMostMergeRows, ", or num_splits is 1");
   require(shares_columns(tile, size), "cluster: the ", tile.head_dim_v, " columns of the tile cannot be shared by ",
           size, " blocks, ", kMergeColumns, " at a time");
   return size;
@@ -75,6 +75,11 @@ bool cutting_pays_if_alike(PlanRequest const& request, TileConfig const& tile, i
   int const cutting = units_of_cutting(may_merge_parts(request.problem, tile), request.problem.batch_invariant);
   return cutting_pays({tiles, tiles * units, static_cast<int>(units)}, size, ctas, enough_readers(ctas, false),
                       cutting);
+}
+
+// K and V of all tiles.
+double bytes_of_tiles(PlanRequest const& request, TileConfig const& tile, std::int64_t blocks) {
+  return static_cast<double>(request.tiles_of_few() * blocks * request.bytes_of_block(tile));
 }
 
 // What the blocks of all tiles read in a us.
@@ -151,8 +156,9 @@ int widest_cluster(PlanRequest const& request, TileConfig const& tile, int per_s
   return size;
 }
 
-std::int64_t most_bytes_at_once(PlanRequest const& request, int size) {
-  std::int64_t const kb = !request.problem.has_metadata ? 3072 : size > 1 ? 512 : 1024;
+std::int64_t most_bytes_at_once(PlanRequest const& request, TileShare const& share) {
+  bool const several = share.clusters > 1 && share.size > 2;
+  std::int64_t const kb = !request.problem.has_metadata ? 3072 : several ? 2560 : share.size > 1 ? 512 : 1024;
   return kb << 10;
 }
 
@@ -165,18 +171,18 @@ bool may_share_tiles(PlanRequest const& request) {
          request.rows_of_sequence() <= kMostMergeRows;
 }
 
-TileShare share_of_tile(PlanRequest const& request, TileConfig const& tile, bool may_share) {
+TileShare share_of_tile(PlanRequest const& request, TileConfig const& tile) {
   testing::ForcedPlan const& forced = request.forced;
   if (forced.cluster > 0 && !request.problem.batch_invariant) {
-    int const size = forced_cluster(request, tile, may_share);
+    int const size = forced_cluster(request, tile);
     return {size, size > 1 ? std::max(1, forced.num_splits / size) : 1};
   }
   std::int64_t const tiles = request.tiles_of_few();
-  if (!may_share || tiles > request.most_ctas(tile)) { return {}; }
+  if (!may_share_tiles(request) || tiles > request.most_ctas(tile)) { return {}; }
   int size = widest_cluster(request, tile);
   // One that is longer than the others is not to be read by as few blocks as suffice for all of them.
   auto const is_too_long = [&](std::int64_t share) {
-    return share > most_bytes_at_once(request, size) / tile.per_sm ||
+    return share > most_bytes_at_once(request, {size, 1}) / tile.per_sm ||
            (share > kBytesWorthMoreReaders && leaves_most_idle(request, size * tiles, tile.per_sm));
   };
   while (is_too_long(share_bytes(request, tile, size)) && reason_against_cluster(request, tile, 2 * size) == nullptr) {
@@ -206,8 +212,8 @@ std::string reason_for_share(PlanRequest const& request, TileConfig const& tile,
 double us_of_tiles(PlanRequest const& request, TileConfig const& tile, TileShare const& share, std::int64_t blocks) {
   bool const by_one = share.clusters == 1 || blocks <= kFewBlocksOfShare * share.size;
   double const ends = by_one ? kEndsOfOneUs : share.size == 2 ? kEndsOfPairsUs : kEndsOfSeveralUs;
-  double const bytes = static_cast<double>(request.tiles_of_few() * blocks * request.bytes_of_block(tile));
-  return ends + bytes / bytes_per_us(request, tile, by_one ? TileShare{share.size, 1} : share);
+  return ends +
+         bytes_of_tiles(request, tile, blocks) / bytes_per_us(request, tile, by_one ? TileShare{share.size, 1} : share);
 }
 
 double us_of_share(PlanRequest const& request, TileConfig const& tile, TileShare const& share) {
@@ -217,9 +223,10 @@ double us_of_share(PlanRequest const& request, TileConfig const& tile, TileShare
 double us_by_schedule(PlanRequest const& request, TileConfig const& tile) {
   TileShare const one{widest_cluster(request, tile, tile.per_sm), 1};
   return us_of_lengths(request, tile, [&](std::int64_t blocks) {
-    double const bytes = static_cast<double>(request.tiles_of_few() * blocks * request.bytes_of_block(tile));
-    bool const cuts = cutting_pays_if_alike(request, tile, one.size, blocks);
-    return kScheduleUs + (cuts ? kEndsOfUnitsUs + bytes / kCardBytesPerUs : us_of_tiles(request, tile, one, blocks));
+    if (!cutting_pays_if_alike(request, tile, one.size, blocks)) {
+      return kScheduleUs + us_of_tiles(request, tile, one, blocks);
+    }
+    return kScheduleUs + kEndsOfUnitsUs + bytes_of_tiles(request, tile, blocks) / kCardBytesPerUs;
   });
 }
 

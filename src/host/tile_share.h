@@ -33,16 +33,19 @@ bool runs_at_once(PlanRequest const& request, TileConfig const& tile, int size);
 bool shares_columns(TileConfig const& tile, int size);
 int widest_cluster(PlanRequest const& request, TileConfig const& tile, int per_sm = 1);
 
-// Of K and V for a block, where all tiles are taken at once by clusters of `size`: beyond, a schedule that balances
-// them is better where lengths differ (4 of up to 14k keys, 64/8, d64 27.2 -> 19.6 us). It takes up to 2 us, and 5 more
-// if it has to be made first. Tiles with a block each are so many that they read as fast as all.
-std::int64_t most_bytes_at_once(PlanRequest const& request, int size);
+// Of K and V for a block, where all tiles are taken at once: beyond, a schedule that balances them is better where
+// lengths differ (4 of up to 14k keys, 64/8, d64 27.2 -> 19.6 us). It takes up to 2 us, and 5 more if it has to be made
+// first. Tiles with a block each are so many that they read as fast as all. So do several clusters for each tile: four
+// of 64k keys, 8/1 heads, behind a bound of 128k take 39 us by these and 44 or 49 by a schedule, one of 64k beside
+// three of 1k 23.4 and 22.1, one of 100k 32.2 and 26.3. Those of 2 take 3 us longer than a schedule's if sequences are
+// short.
+std::int64_t most_bytes_at_once(PlanRequest const& request, TileShare const& share);
 // Of K and V that the longest tile leaves to each of `blocks`.
 std::int64_t share_bytes(PlanRequest const& request, TileConfig const& tile, int blocks);
 
 bool may_share_tiles(PlanRequest const& request);
 // One cluster for each tile, or several smaller ones where tiles are so few that this is faster.
-TileShare share_of_tile(PlanRequest const& request, TileConfig const& tile, bool may_share);
+TileShare share_of_tile(PlanRequest const& request, TileConfig const& tile);
 // What stopped share_of_tile from taking more blocks for a tile.
 std::string reason_for_share(PlanRequest const& request, TileConfig const& tile, TileShare const& share);
 
