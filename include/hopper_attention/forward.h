@@ -95,6 +95,7 @@ struct DeviceInfo {
   int compute_major = 0;
   int compute_minor = 0;
   std::int64_t l2_bytes = 0;
+  double memory_gbs = 4917;  // of device memory, by its clock and width: 10^9 bytes a second; an H200's if not known
 };
 
 // One attention kernel of a plan.
@@ -144,6 +145,7 @@ struct Plan {
   bool fixed_splits = false;        // splits depend on a sequence alone (batch_invariant)
   bool forces_splits = false;       // by units also where whole tiles fill the grid
   bool decode_first = false;        // of two kernels, on a part of the SMs; otherwise prefill, on all it has tiles for
+  int readers_beside_prefill = 0;   // thread blocks that it keeps there at least, since these read as fast as all
   int max_splits = 0;               // of a tile; 0: no bound
   int keys_in_l2 = 0;               // of one K/V head
   std::vector<KernelPlan> kernels;  // one, or prefill and decode; the combine kernel follows if any may split and

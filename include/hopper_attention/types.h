@@ -59,9 +59,10 @@ enum class Calls : std::uint8_t {
 // Thread blocks that read tiles of few queries, whatever the bounds of a call and its sm_margin: metadata are made
 // without knowing those.
 struct FewReaders {
-  int ctas = 1;          // that fit on the card
-  int cluster = 1;       // of a cluster, if clusters share tiles
-  int of_few_tiles = 0;  // that share out units of few tiles, if these are rounded up to whole chunks (FewTiles)
+  int ctas = 1;            // that fit on the card
+  int beside_prefill = 1;  // of these, so many read as fast as all
+  int cluster = 1;         // of a cluster, if clusters share tiles
+  int of_few_tiles = 0;    // that share out units of few tiles, if these are rounded up to whole chunks (FewTiles)
 };
 
 // The shape of one tile of work. A structural type: kernels take it as a template value.

@@ -15,7 +15,8 @@ namespace {
 std::string device_text(DeviceInfo const& device) {
   return "DeviceInfo(name='" + device.name + "', sm_count=" + std::to_string(device.sm_count) +
          ", compute capability " + std::to_string(device.compute_major) + "." + std::to_string(device.compute_minor) +
-         ", l2_bytes=" + std::to_string(device.l2_bytes) + ")";
+         ", l2_bytes=" + std::to_string(device.l2_bytes) +
+         ", memory_gbs=" + std::to_string(static_cast<std::int64_t>(device.memory_gbs)) + ")";
 }
 
 }  // namespace
@@ -25,16 +26,17 @@ void bind_device(nb::module_& module) {
       .def(
           "__init__",
           [](DeviceInfo* self, std::string name, int sm_count, int compute_major, int compute_minor,
-             std::int64_t l2_bytes) {
-            new (self) DeviceInfo{std::move(name), sm_count, compute_major, compute_minor, l2_bytes};
+             std::int64_t l2_bytes, double memory_gbs) {
+            new (self) DeviceInfo{std::move(name), sm_count, compute_major, compute_minor, l2_bytes, memory_gbs};
           },
           nb::arg("name"), nb::arg("sm_count"), nb::arg("compute_major") = 9, nb::arg("compute_minor") = 0,
-          nb::arg("l2_bytes") = 50 << 20)
+          nb::arg("l2_bytes") = 50 << 20, nb::arg("memory_gbs") = DeviceInfo{}.memory_gbs)
       .def_ro("name", &DeviceInfo::name)
       .def_ro("sm_count", &DeviceInfo::sm_count)
       .def_ro("compute_major", &DeviceInfo::compute_major)
       .def_ro("compute_minor", &DeviceInfo::compute_minor)
       .def_ro("l2_bytes", &DeviceInfo::l2_bytes)
+      .def_ro("memory_gbs", &DeviceInfo::memory_gbs)
       .def("__repr__", &device_text);
   module.def(
       "device_info", [](int ordinal) { return device_info(ordinal); }, nb::arg("ordinal"),

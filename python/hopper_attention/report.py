@@ -100,6 +100,7 @@ def cuda_devices() -> tuple[list[dict[str, Any]], str]:
                 "sm_count": facts.sm_count,
                 "compute_capability": f"{facts.compute_major}.{facts.compute_minor}",
                 "l2_mib": facts.l2_bytes / 2**20,
+                "memory_gbs": facts.memory_gbs,
                 "usable": not problem,
                 "problem": problem,
             }
@@ -135,8 +136,8 @@ def lines(report: dict[str, Any]) -> list[str]:
     for device in report["devices"]:
         text.append(
             f"  gpu {device['ordinal']}        {device['name']}, {device['sm_count']} SMs, "
-            f"compute capability {device['compute_capability']}, {device['l2_mib']:.0f} MiB L2"
-            + (f": {device['problem']}" if device["problem"] else "")
+            f"compute capability {device['compute_capability']}, {device['l2_mib']:.0f} MiB L2, "
+            f"memory of {device['memory_gbs']:.0f} GB/s" + (f": {device['problem']}" if device["problem"] else "")
         )
     if not report["devices"]:
         text.append("  gpu          none")

@@ -57,6 +57,20 @@ void check(cudaError_t error, char const* what) {
   raise<CudaError>(what, ": ", cudaGetErrorString(error));
 }
 
+int attribute(cudaDeviceAttr which, int ordinal) {
+  int value = 0;
+  check(cudaDeviceGetAttribute(&value, which, ordinal), "an attribute of a CUDA device could not be read");
+  return value;
+}
+
+// Two transfers a clock; that of an H200 where the driver does not say.
+double memory_gbs(int ordinal) {
+  double const clocks_per_us = attribute(cudaDevAttrMemoryClockRate, ordinal) * 1e-3;
+  double const bytes_of_clock = 2.0 * attribute(cudaDevAttrGlobalMemoryBusWidth, ordinal) / 8;
+  double const found = clocks_per_us * bytes_of_clock * 1e-3;
+  return found > 0 ? found : DeviceInfo{}.memory_gbs;
+}
+
 DeviceInfo query_device(int ordinal) {
   require_driver();
   int count = 0;
@@ -73,7 +87,8 @@ DeviceInfo query_device(int ordinal) {
           .sm_count = properties.multiProcessorCount,
           .compute_major = properties.major,
           .compute_minor = properties.minor,
-          .l2_bytes = properties.l2CacheSize};
+          .l2_bytes = properties.l2CacheSize,
+          .memory_gbs = memory_gbs(ordinal)};
 }
 
 }  // namespace

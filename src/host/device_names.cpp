@@ -13,13 +13,14 @@ struct Card {
   char const* name;
   int sm_count;
   int l2_mebibytes;
+  double memory_gbs;
 };
 
-// SM counts from NVIDIA's data sheets; L2 as an H200 reports it, for the others that of the H100's data sheet. The card
-// itself is asked when it is there.
+// SM counts from NVIDIA's data sheets; L2 and memory as an H100 and an H200 report them, of the others by data sheets.
+// The card itself is asked when it is there.
 constexpr std::array kCards{
-    Card{"H100", 132, 50}, Card{"H100 NVL", 132, 50}, Card{"H100 PCIe", 114, 50},
-    Card{"H200", 132, 60}, Card{"H20", 78, 50},
+    Card{"H100", 132, 50, 3352}, Card{"H100 NVL", 132, 50, 3938}, Card{"H100 PCIe", 114, 50, 2039},
+    Card{"H200", 132, 60, 4917}, Card{"H20", 78, 50, 4023},
 };
 
 std::string known_names() {
@@ -37,7 +38,8 @@ DeviceInfo device_info(std::string const& name) {
               .sm_count = card.sm_count,
               .compute_major = 9,
               .compute_minor = 0,
-              .l2_bytes = std::int64_t{card.l2_mebibytes} << 20};
+              .l2_bytes = std::int64_t{card.l2_mebibytes} << 20,
+              .memory_gbs = card.memory_gbs};
     }
   }
   raise<InvalidArgument>("device: must be one of ", known_names(), ", found \"", name, "\"");

@@ -162,7 +162,8 @@ Plan testing::plan_with(Problem const& problem, DeviceInfo const& device, Forced
   Plan plan;
   plan.dtype = problem.dtype;
   because(plan, "problem", text_of(problem));
-  because(plan, "device", device.name, ", ", device.sm_count, " SMs, ", megabytes(device.l2_bytes), " L2");
+  because(plan, "device", device.name, ", ", device.sm_count, " SMs, ", megabytes(device.l2_bytes), " L2, memory of ",
+          static_cast<std::int64_t>(device.memory_gbs), " GB/s");
   if (!has_output(problem)) {
     because(plan, "kernel", "none: the output has no elements");
     return plan;

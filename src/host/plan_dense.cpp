@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -82,34 +83,38 @@ std::int64_t kv_bytes_of_head(Problem const& problem) {
   return std::int64_t{problem.seqlen_k} * (problem.head_dim + problem.head_dim_v) * kElementBytes;
 }
 
-// Groups of heads that share tiles, whose K and V may run together: those that fit in L2 and leave room for other data;
-// where a mask makes tiles longer and shorter, as many as about fill it if so many blocks have tiles of each head that
-// most lines are read by several at a time. With head dim 128 causal 4k to 16k take 1 to 1.4 % less time so, with 256
-// as long; without that bound 512 tokens take up to 1.25 times as long (docs/performance-notes.md, step 182).
+// Groups of heads that share tiles, whose K and V may run together.
 std::int64_t groups_in_l2(PlanRequest const& request, int packed_heads) {
-  constexpr int kBlocksOfHead = 8;
   Problem const& problem = request.problem;
   std::int64_t const all = std::int64_t{problem.batch} * (problem.heads_q / packed_heads);
   std::int64_t const kv_bytes = kv_bytes_of_head(problem);
   if (kv_bytes == 0) { return all; }
-  std::int64_t heads = request.l2_budget() / kv_bytes;
-  if (problem.mask.right != kUnlimited) {
-    std::int64_t const filling = request.device.l2_bytes / 10 * 11 / kv_bytes;
-    heads = std::max(heads, std::min<std::int64_t>(filling, request.device.sm_count / kBlocksOfHead));
-  }
-  return std::min(all, heads * (request.ratio() / packed_heads));
+  return std::min(all, request.bytes_together(kv_bytes) / kv_bytes * (request.ratio() / packed_heads));
+}
+
+// Of the time that blocks are busy, what memory takes to bring all tensors once.
+double memory_share(PlanRequest const& request, std::vector<int> const& work, int packed_heads, int ctas) {
+  Problem const& problem = request.problem;
+  double const q_bytes = 1.0 * problem.seqlen_q * (problem.head_dim + problem.head_dim_v) * kElementBytes;
+  double const kv_bytes = static_cast<double>(kv_bytes_of_head(problem));
+  double const bytes = problem.batch * (problem.heads_q * q_bytes + problem.heads_k * kv_bytes);
+  double const ns_of_group = std::accumulate(work.begin(), work.end(), 0.0);
+  double const busy_us = ns_of_group * 1e-3 * problem.batch * (problem.heads_q / packed_heads) / ctas;
+  return busy_us == 0 ? 0.0 : std::min(1.0, bytes / request.read_bytes_per_us() / busy_us);
 }
 
 // Of a call's tiles in turn on `ctas` thread blocks.
 TileOrder order_of_tiles(PlanRequest const& request, TileRow const& row, int packed_heads, int ctas) {
   Problem const& problem = request.problem;
   std::int64_t const all = std::int64_t{problem.batch} * (problem.heads_q / packed_heads);
+  std::vector<int> const work = work_of_tiles(problem, row, packed_heads);
   return choose_tile_order({.sequence_heads = static_cast<int>(all),
                             .sharing = request.ratio() / packed_heads,
                             .in_l2 = static_cast<int>(groups_in_l2(request, packed_heads)),
                             .ctas = ctas,
                             .descending = first_tiles_are_shortest(problem.mask),
-                            .work = work_of_tiles(problem, row, packed_heads)});
+                            .memory_share = memory_share(request, work, packed_heads, ctas),
+                            .work = work});
 }
 
 // What a sequence takes with this tile. Where the grid takes few tiles in turn, what the busiest SM has counts, so that

@@ -42,7 +42,9 @@ void choose_splits(PlanRequest const& request, Plan& plan, TileUse prefill) {
   plan.forces_splits = request.forced.num_splits >= 2;
   int const bound = plan.forces_splits ? request.forced.num_splits : problem.num_splits;
   plan.max_splits = plan.fixed_splits ? 0 : bound;
-  plan.keys_in_l2 = static_cast<int>(request.l2_budget() / ((problem.head_dim + problem.head_dim_v) * kElementBytes));
+  // By the longest sequence that there may be: the kernels count the heads of others by their own lengths.
+  std::int64_t const bytes_of_key = std::int64_t{problem.head_dim + problem.head_dim_v} * kElementBytes;
+  plan.keys_in_l2 = static_cast<int>(request.bytes_together(problem.seqlen_k * bytes_of_key) / bytes_of_key);
   plan.num_splits = may_split ? (plan.fixed_splits || bound == 0 ? plan.kernels.back().ctas : bound) : 1;
   char const* const otherwise = plan.cluster_if_alike > 0 || plan.draws_if_whole ? "otherwise " : "";
   because(plan, "splits",
@@ -207,6 +209,7 @@ void choose_order(PlanRequest const& request, Plan& plan) {
   bool const fills_sm = plan.kernels[1].tile.per_sm == 1;
   bool const one_round = prompts_take_one_round(request, plan.kernels[0].tile);
   plan.decode_first = fills_sm && !one_round;
+  plan.readers_beside_prefill = readers_beside_prefill(request, plan.kernels[1].tile);
   because(plan, "order",
           plan.decode_first ? "sequences with few queries first, on the SMs that their bytes need; the others beside "
                               "them, then on all SMs"

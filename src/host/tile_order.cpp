@@ -9,8 +9,14 @@ namespace hopper_attention {
 namespace {
 
 constexpr std::int64_t kTilesToCompute = 1 << 15;
-constexpr double kCostOfLeavingL2 =
-    0.02;  // for each doubling beyond it, as a share of the time; measured: 2 % from 4 to 8 heads at 16k
+// For each doubling beyond L2, as a share of the time; measured: 2 % from 4 to 8 heads at 16k.
+constexpr double kCostOfLeavingL2 = 0.02;
+// Of tiles of a head that run in several rounds of the grid and read its keys and values at different times: what that
+// costs where memory takes all of the time. By 33 calls of 256 to 4k tokens with 4 to 200 heads at a time on an H100
+// (docs/performance-notes.md, step 208): 512 tokens, causal, d128, took 0.89 of the time with 8 heads instead of 67.
+// Where memory takes little of the time, nothing was gained.
+constexpr double kCostOfRounds = 0.05;
+constexpr double kLeastMemoryShare = 0.3;
 
 double imbalance(TileOrderProblem const& problem, int heads_per_pass) {
   int const m_blocks = static_cast<int>(problem.work.size());
@@ -29,9 +35,28 @@ double imbalance(TileOrderProblem const& problem, int heads_per_pass) {
   return total == 0 ? 1.0 : busiest * problem.ctas / total;
 }
 
-}  // namespace
+double rounds(TileOrderProblem const& problem, int width) {
+  return static_cast<double>(width) * static_cast<double>(problem.work.size()) / problem.ctas;
+}
 
-TileOrder choose_tile_order(TileOrderProblem const& problem) {
+// The smallest of the best balanced widths whose tiles take a quarter to half of a round; imbalance 0 if there are
+// none.
+TileOrder order_at_once(TileOrderProblem problem) {
+  constexpr int kTilesToTry = 1 << 13;  // the balance of more is that of these
+  int const most_heads = kTilesToTry / static_cast<int>(problem.work.size());
+  problem.sequence_heads =
+      std::min(problem.sequence_heads, std::max(1, most_heads / problem.sharing) * problem.sharing);
+  TileOrder best{.imbalance = 0};
+  for (int width = problem.sharing; width <= problem.sequence_heads && rounds(problem, width) <= 0.5;
+       width += problem.sharing) {
+    if (rounds(problem, width) < 0.25) { continue; }
+    double const balance = imbalance(problem, width);
+    if (best.imbalance == 0 || balance < best.imbalance) { best = {width, balance}; }
+  }
+  return best;
+}
+
+TileOrder order_in_l2(TileOrderProblem const& problem) {
   int const in_l2 = std::clamp(problem.in_l2, problem.sharing, problem.sequence_heads);
   std::int64_t const tiles = std::int64_t{problem.sequence_heads} * static_cast<std::int64_t>(problem.work.size());
   if (tiles > kTilesToCompute) { return {in_l2 / problem.sharing * problem.sharing, 1.0}; }
@@ -61,6 +86,16 @@ TileOrder choose_tile_order(TileOrderProblem const& problem) {
     }
   }
   return best;
+}
+
+}  // namespace
+
+TileOrder choose_tile_order(TileOrderProblem const& problem) {
+  TileOrder const in_l2 = order_in_l2(problem);
+  if (rounds(problem, in_l2.heads_per_pass) <= 1 || problem.memory_share < kLeastMemoryShare) { return in_l2; }
+  TileOrder const at_once = order_at_once(problem);
+  double const gained = 1 + kCostOfRounds * problem.memory_share * problem.memory_share;
+  return at_once.imbalance > 0 && at_once.imbalance <= in_l2.imbalance * gained ? at_once : in_l2;
 }
 
 }  // namespace hopper_attention

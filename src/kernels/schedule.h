@@ -79,6 +79,7 @@ struct ScheduleParams {
   ResizedTiles resized;          // of metadata; such tiles are never cut
   int most_tiles = 0;            // bounds for what damaged metadata may claim, of one head group
   int most_units = 0;
+  int least_ctas = 1;  // that read as fast as all, of a kernel that leaves SMs to prefill
 };
 
 // Whether tiles of few queries may be cut, and that pays over `whole`; `places_and_cuts`: the fact of the metadata.
@@ -270,10 +271,10 @@ class Schedule {
     return leave_grid_idle(all, first ? units() : units() + other, most_units(), params_.ctas, even, first ? other : 0);
   }
 
-  // As many as leave prefill the SMs on which it ends no later than decode, but at least three quarters, which read as
-  // fast as all: one reads 45 GB/s of an H200's 4,400. 128 rows take an SM about as long for a block of keys as its
-  // share of the memory takes to bring the block, so units of both kernels count alike. A wrong estimate costs little:
-  // idle SMs slow no memory, and prefill goes on where decode ends. Some more, if then the last round of tiles is full.
+  // As many as leave prefill the SMs on which it ends no later than decode, but at least those that read as fast as
+  // all. 128 rows take an SM about as long for a block of keys as its share of the memory takes to bring the block, so
+  // units of both kernels count alike. A wrong estimate costs little: idle SMs slow no memory, and prefill goes on
+  // where decode ends. Some more, if then the last round of tiles is full.
   HA_HOST_DEVICE constexpr int ctas_beside_prefill() const {
     constexpr int kUnitsOfTile = 4;  // as long as it takes to start and to end one
     int const prefill =
@@ -284,7 +285,7 @@ class Schedule {
     auto const share =
         static_cast<unsigned>(min_of(prefill, numbers_.units) >> shift) * static_cast<unsigned>(params_.ctas);
     int const needed = static_cast<int>(share / static_cast<unsigned>(numbers_.units >> shift));
-    int const ctas = max_of(ceil_div(3 * params_.ctas, 4), params_.ctas - needed);
+    int const ctas = max_of(params_.least_ctas, params_.ctas - needed);
     if (numbers_.by_units || tiles() <= 0) { return ctas; }
     int const in_full_rounds = ceil_div(tiles(), max_of(1, tiles() / ctas));
     return in_full_rounds <= ctas + (params_.ctas - ctas) / 2 ? in_full_rounds : ctas;

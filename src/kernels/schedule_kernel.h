@@ -115,12 +115,11 @@ __device__ __forceinline__ void write_facts(ScheduleKernelParams const& params, 
   int const most = max_of(numbers[kMost + 1], of_all ? numbers[kMost] : 0);
   WholeTiles const tiles{sum(kTiles), sum(kBlocks), most};
   long long const beside = of_all ? 0 : groups * numbers[kBlocks];
-  int const ctas = params.readers.ctas;
   int const longest_part = params.decode.fixed_split;
   bool const may_cut = longest_part == 0 || most > longest_part;
   int const cutting = units_of_cutting(of_all, longest_part > 0);
-  bool const pays = may_cut && cutting_pays_beside(tiles, beside, clusters ? params.readers.cluster : 1, ctas,
-                                                   enough_readers(ctas, longest_part > 0), cutting);
+  bool const pays = may_cut && cutting_pays_beside(tiles, beside, clusters ? params.readers.cluster : 1, params.readers,
+                                                   enough_readers(params.readers.ctas, longest_part > 0), cutting);
   int const cuts = static_cast<int>(__ballot_sync(kAllLanes, pays));
   constexpr int kCuts = (1 << PlacesAndCuts::kBits) - 1;
   if (lane > 0) { return; }

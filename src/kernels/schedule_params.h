@@ -67,14 +67,15 @@ HA_HOST_DEVICE constexpr bool cutting_pays(WholeTiles const& of, int size, int c
 }
 
 // The same of decode beside a kernel that has `prefill` units: it takes SMs, and those that are left read more slowly.
-// Where it is more than an eighth, a tile longer than two CTAs' shares of all is cut, too, if three quarters of the
-// CTAs (Schedule::ctas_beside_prefill()) are done sooner so: 64 tiles of 16k keys beside a prompt of 2k took 220 us
-// whole and 187 in parts, of 4k keys beside one of 8k 251 and 259.
-HA_HOST_DEVICE constexpr bool cutting_pays_beside(WholeTiles const& of, long long prefill, int size, int ctas,
-                                                  int enough, int cutting = kUnitsOfCutting) {
-  bool const is_long = static_cast<long long>(of.most) * ctas > 2 * of.units;
-  bool const sooner = 3LL * ctas * (of.most - cutting) > 4 * of.units;
-  return (is_long && sooner && 8 * prefill > of.units) || cutting_pays(of, size, ctas, enough, cutting);
+// Where it is more than an eighth, a tile longer than two CTAs' shares of all is cut, too, if those that it keeps there
+// are done sooner so (on an H200, of which it keeps three quarters): 64 tiles of 16k keys beside a prompt of 2k took
+// 220 us whole and 187 in parts, of 4k keys beside one of 8k 251 and 259.
+HA_HOST_DEVICE constexpr bool cutting_pays_beside(WholeTiles const& of, long long prefill, int size,
+                                                  FewReaders const& readers, int enough,
+                                                  int cutting = kUnitsOfCutting) {
+  bool const is_long = static_cast<long long>(of.most) * readers.ctas > 2 * of.units;
+  bool const sooner = static_cast<long long>(readers.beside_prefill) * (of.most - cutting) > of.units;
+  return (is_long && sooner && 8 * prefill > of.units) || cutting_pays(of, size, readers.ctas, enough, cutting);
 }
 
 struct ScheduleKernelParams {

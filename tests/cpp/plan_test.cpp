@@ -421,6 +421,68 @@ TEST_CASE("tile order: the answer is a multiple of the sharing, deterministic, a
   CHECK(many.heads_per_pass == 6);
 }
 
+TEST_CASE("tile order: where memory takes the time, so few heads that all of their tiles run at once") {
+  // 512 causal tokens: three tiles of a head, of which the last has three times the work of the first.
+  TileOrderProblem problem{
+      .sequence_heads = 512, .sharing = 1, .in_l2 = 80, .ctas = 132, .descending = true, .work = {1, 2, 3}};
+  auto const tiles_at_once = [&] { return 3 * choose_tile_order(problem).heads_per_pass; };
+  CHECK(tiles_at_once() > 132);
+  problem.memory_share = 0.2;
+  CHECK(tiles_at_once() > 132);  // memory has time
+  problem.memory_share = 0.9;
+  TileOrder const found = choose_tile_order(problem);
+  CHECK((33 <= tiles_at_once() && tiles_at_once() <= 66));
+  CHECK(found.imbalance < 1.05);
+  problem.sequence_heads = 1 << 20;  // more than are computed
+  CHECK((33 <= tiles_at_once() && tiles_at_once() <= 66));
+  // Passes of 66 tiles would give a block the same query block again and again.
+  CHECK(tiles_at_once() != 66);
+  // Groups that share K and V stay together, and nothing is gained where one of them has more than half of a round.
+  problem.sharing = 8;
+  CHECK(tiles_at_once() == 3 * 16);
+  problem.sharing = 32;
+  CHECK(tiles_at_once() > 132);
+  // Tiles of a head that run at once anyway.
+  problem = {.sequence_heads = 64,
+             .sharing = 1,
+             .in_l2 = 16,
+             .ctas = 132,
+             .descending = true,
+             .memory_share = 1,
+             .work = {1, 2, 3, 4, 5, 6, 7, 8}};
+  TileOrder const wide = choose_tile_order(problem);
+  problem.memory_share = 0;
+  CHECK((wide.heads_per_pass * 8 > 132 || wide.heads_per_pass == choose_tile_order(problem).heads_per_pass));
+}
+
+TEST_CASE("plan: what memory can bring decides how many heads of short sequences run together") {
+  Problem const p = problem(32, 512, 512, 16, 16, 128, true);
+  DeviceInfo fast = card(132);
+  fast.memory_gbs = 1e6;
+  CHECK(3 * plan(p, fast).heads_per_pass > 132);
+  CHECK(3 * plan(p, device_info("H200")).heads_per_pass <= 66);
+  CHECK(3 * plan(p, device_info("H100")).heads_per_pass <= 66);
+}
+
+TEST_CASE("plan: decode beside prefill keeps as many blocks as its memory is worth") {
+  Problem p = ragged(1024, 4096, 128, 64);
+  p.packed_q = true;
+  p.total_q = 2 * 1024 + 62;
+  p.num_splits = 0;
+  auto const kept = [&](DeviceInfo const& device) {
+    Plan const made = plan(p, device);
+    CAPTURE(made.explain());
+    REQUIRE(made.decode_first);
+    return made.readers_beside_prefill;
+  };
+  CHECK(kept(device_info("H200")) == 99);  // three quarters
+  CHECK(kept(device_info("H100")) == 68);
+  DeviceInfo faster = device_info("H200");
+  faster.memory_gbs *= 3;
+  CHECK(kept(faster) == 132);  // no more than there are
+  CHECK(readers_of_few(p, device_info("H100")).beside_prefill == 68);
+}
+
 TEST_CASE("plan: causal work is even over the blocks in the cases that are measured") {
   struct Case {
     int batch, seqlen, heads, head_dim;
@@ -1869,6 +1931,8 @@ TEST_CASE("device_info: cards by name; an unknown one is refused with the known 
   CHECK(device_info("H100 PCIe").sm_count == 114);
   CHECK(device_info("H200").sm_count == 132);
   CHECK(device_info("H20").sm_count == 78);
+  CHECK(device_info("H100").memory_gbs == 3352);
+  CHECK(device_info("H200").memory_gbs == DeviceInfo{}.memory_gbs);
   std::string message;
   try {
     device_info("A100");

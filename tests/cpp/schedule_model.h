@@ -114,7 +114,7 @@ inline std::vector<int> model_metadata(ScheduleKernelParams const& params) {
     if (longest_part > 0 && of.most <= longest_part) { return 0; }
     int const enough = enough_readers(readers.ctas, longest_part > 0);
     auto const pays = [&](int size) {
-      return cutting_pays_beside(of_groups, groups * prefill, size, readers.ctas, enough, cutting);
+      return cutting_pays_beside(of_groups, groups * prefill, size, readers, enough, cutting);
     };
     return (pays(1) ? 1 : 0) + (pays(readers.cluster) ? 2 : 0);
   };

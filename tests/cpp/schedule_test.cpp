@@ -2419,17 +2419,20 @@ TEST_CASE("cutting_pays: shorter tiles where no combine kernel follows") {
 
 TEST_CASE("cutting_pays_beside: prefill that takes much of the card leaves decode too few CTAs for long tiles") {
   int const enough = enough_readers(132, false);
+  FewReaders const readers{.ctas = 132, .beside_prefill = 99};
   WholeTiles const of{64, 64 * 128, 128};  // as fast as all by themselves
   CHECK(!cutting_pays(of, 1, 132));
-  CHECK(!cutting_pays_beside(of, 0, 1, 132, enough));
-  CHECK(!cutting_pays_beside(of, 500, 1, 132, enough));   // a short prompt
-  CHECK(cutting_pays_beside(of, 4'000, 1, 132, enough));  // one of 2k tokens
+  CHECK(!cutting_pays_beside(of, 0, 1, readers, enough));
+  CHECK(!cutting_pays_beside(of, 500, 1, readers, enough));   // a short prompt
+  CHECK(cutting_pays_beside(of, 4'000, 1, readers, enough));  // one of 2k tokens
   WholeTiles const many{256, 256 * 32, 32};
-  CHECK(!cutting_pays_beside(many, 4'000, 1, 132, enough));  // none is long
-  WholeTiles const longer{64, 64 * 32, 32};                  // than two shares, but by less than cutting takes
-  CHECK(!cutting_pays_beside(longer, 40'000, 1, 132, enough));
+  CHECK(!cutting_pays_beside(many, 4'000, 1, readers, enough));  // none is long
+  WholeTiles const longer{64, 64 * 32, 32};                      // than two shares, but by less than cutting takes
+  CHECK(!cutting_pays_beside(longer, 40'000, 1, readers, enough));
   WholeTiles const few{8, 8 * 256, 256};
-  CHECK(cutting_pays_beside(few, 0, 1, 132, enough));  // as without prefill
+  CHECK(cutting_pays_beside(few, 0, 1, readers, enough));  // as without prefill
+  // 67 CTAs, which suffice for slower memory, are no sooner done with parts than 64 with whole tiles.
+  CHECK(!cutting_pays_beside(of, 4'000, 1, {.ctas = 132, .beside_prefill = 67}, enough));
 }
 
 TEST_CASE("cutting_pays: CTAs that merge parts on the way must be nearly all") {

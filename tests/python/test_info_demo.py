@@ -98,6 +98,7 @@ def test_a_report_with_gpus_prints():
         "sm_count": 132,
         "compute_capability": "9.0",
         "l2_mib": 60.0,
+        "memory_gbs": 4917.0,
         "usable": True,
         "problem": "",
     }
