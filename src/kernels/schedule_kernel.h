@@ -86,6 +86,7 @@ __device__ __forceinline__ int inclusive_sum(int value) {
 // chunks.
 __device__ __forceinline__ int units_in_chunks(FewTiles const& few, PlaceWork const& work) {
   constexpr int kMostUnits = 1 << 29;
+  constexpr int kUnitsOfAnItem = 4;
   int const of_group = sum_of_warp(work.units);
   int const tiles = sum_of_warp(work.tiles) * few.head_groups;
   bool const one_each = __all_sync(kAllLanes, work.tiles <= 1);
@@ -98,6 +99,8 @@ __device__ __forceinline__ int units_in_chunks(FewTiles const& few, PlaceWork co
     all = sum_of_warp(chunks) * few.head_groups;
     if (all <= few.ctas) { break; }
   }
+  // An item less takes no more time off than so many units.
+  if (size > ceil_div(of_group * few.head_groups, few.ctas) + kUnitsOfAnItem) { return work.units; }
   int const wanted = size <= few.least_units ? 0 : few.ctas - ceil_div(few.ctas, size) + 1;
   int const more = all < wanted ? ceil_div(wanted - all, few.head_groups) : 0;
   bool const fits = all + more * few.head_groups <= few.ctas;

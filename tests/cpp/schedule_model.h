@@ -60,6 +60,8 @@ inline void round_up_units(FewTiles const& few, std::vector<ModelPlace>& places)
   long long const spare = 2LL * few.ctas - tiles;
   long long size = std::max<long long>(few.least_units, (2 * units + spare - 1) / spare);
   while (all(size) > few.ctas) { size += 1 + size / 16; }
+  // What is saved is an item, which takes no longer than four units.
+  if (size > (units + few.ctas - 1) / few.ctas + 4) { return; }
   long long more = 0;  // chunks of the longest tile
   auto const too_few = [&](long long chunks) {
     return size > few.least_units && (chunks * size + few.ctas - 1) / few.ctas < size;

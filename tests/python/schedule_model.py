@@ -148,6 +148,7 @@ def work_of(q_lengths: Any, k_lengths: Any, mask: Mask, shapes: Shapes) -> Work:
 
 MOST_FEW_TILES = 32
 LEAST_UNITS = 2  # of a chunk
+UNITS_OF_AN_ITEM = 4  # as long as one item more takes
 
 
 @dataclass(frozen=True)
@@ -164,7 +165,7 @@ class Call:
 
 def in_whole_chunks(work: Work, call: Call) -> np.ndarray:
     """Units of each sequence; of few tiles, all of few queries, rounded up so that no chunk of the call lies in two of
-    them, with no more chunks than blocks.
+    them, with no more chunks than blocks, unless that makes chunks much longer.
     """
     tiles = int(work.tiles.sum()) * call.head_groups
     plain = work.sums()
@@ -175,6 +176,8 @@ def in_whole_chunks(work: Work, call: Call) -> np.ndarray:
     size = max(LEAST_UNITS, -(-2 * units // (2 * call.blocks - tiles)))
     while (-(-plain // size)).sum() * call.head_groups > call.blocks:
         size += 1 + size // 16
+    if size > -(-units // call.blocks) + UNITS_OF_AN_ITEM:
+        return plain
     chunks = -(-plain // size)
     longest = work.order()[0]
     more = 0  # that make the call's chunks as large
