@@ -175,6 +175,8 @@ def engine() -> list[Case]:
         Case(suite, "16 heads, d192, b2 8k", 2, 8192, 8192, 16, 16, 192, goal=1.0),
         varlen_case(suite, "32 sequences of 512, 32/8, d128", (512,) * 32, 32, 8, goal=1.4),
         varlen_case(suite, "16 skewed sequences 1-8k, 32/8, d128", skewed_lengths(16, 1, 8192, 0), 32, 8, goal=1.05),
+        varlen_case(suite, "16 skewed sequences 1-8k, 16/16, d128", skewed_lengths(16, 1, 8192, 0), 16, 16, goal=1.0),
+        varlen_case(suite, "24 of 512 and 2 of 6k, 16/16, d128", (512,) * 24 + (6144,) * 2, 16, 16, goal=1.0),
         Case(suite, "window (4095, 0), 32/8, d128, b2 16k", 2, 16384, 16384, 32, 8, 128, window=(4095, 0), goal=1.17),
         Case(
             *(suite, "window (127, 0) + sinks, 64/8, d64, b2 8k", 2, 8192, 8192, 64, 8, 64),

@@ -1,4 +1,4 @@
-"""The tables of README.md and docs/speed.md are what the reports in docs/data say."""
+"""The tables of README.md, docs/speed.md and docs/speed-h100.md are what the reports in docs/data say."""
 
 from __future__ import annotations
 
@@ -22,16 +22,24 @@ def tables():
 
 
 def test_the_pages_have_the_tables_of_the_reports(tables):
-    found = tables.reports()
+    found, h100 = tables.reports(), tables.reports("h100")
     for page in tables.PAGES:
         text = page.read_text(encoding="utf-8")
         assert len(tables.BLOCK.findall(text)) == text.count("<!-- speed: ") == text.count("<!-- end -->") > 2
-        assert tables.renewed(text, found) == text, f"{page.name}: run tools/speed_tables"
+        assert tables.renewed(text, found, h100) == text, f"{page.name}: run tools/speed_tables"
+
+
+def test_each_card_has_reports_of_its_own(tables):
+    for folder, card in ((".", "H200"), ("h100", "H100")):
+        found = tables.reports(folder)
+        assert set(found) == set(tables.SUITES)
+        assert all(card in report["machine"]["device"] for report in found.values()), folder
 
 
 def test_the_page_has_every_suite(tables):
-    text = (ROOT / "docs" / "speed.md").read_text(encoding="utf-8")
-    assert all(suite == "prefill" or f"<!-- speed: suite {suite} -->" in text for suite in suites.SUITES)
+    for page, prefix in (("speed.md", ""), ("speed-h100.md", tables.H100)):
+        text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+        assert all(suite == "prefill" or f"<!-- speed: {prefix}suite {suite} -->" in text for suite in suites.SUITES)
     assert set(suites.SUITES) <= set(tables.SUITES)
 
 

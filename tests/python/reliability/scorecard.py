@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -179,7 +180,12 @@ def of_report(entries: dict[str, Any]) -> dict[str, Any]:
 
 def page(entries: dict[str, Any], report: dict[str, Any]) -> str:
     """The text of docs/reliability.md."""
-    lines = [HEAD, "## Scorecard\n", "| what | figure | command | date, kernel sources |", "| --- | --- | --- | --- |"]
+    lines = [
+        HEAD,
+        "## Scorecard\n",
+        "| what | figure | command | date, kernel sources, card |",
+        "| --- | --- | --- | --- |",
+    ]
     names = {row.section for row in ROWS}
     rows = [*ROWS, *(Row(name, name.replace("_", " ")) for name in sorted(set(entries) - names))]
     for row in rows:
@@ -206,7 +212,7 @@ def page(entries: dict[str, Any], report: dict[str, Any]) -> str:
             first = entry["failures"][0].strip().splitlines()[0][:300]
             lines.append(f"- `{name}`: {len(entry['failures'])}, the first: `{first.replace('`', '')}`")
     lines.append("\n## Hazards\n")
-    lines.append("| hazard | what the library does | figure | command | date, kernel sources | shown by |")
+    lines.append("| hazard | what the library does | figure | command | date, kernel sources, card | shown by |")
     lines.append("| --- | --- | --- | --- | --- | --- |")
     for hazard in HAZARDS:
         shown = [f"[{name}](#{name})" for name in hazard.sections]
@@ -217,7 +223,8 @@ def page(entries: dict[str, Any], report: dict[str, Any]) -> str:
 
 
 def when(entry: dict[str, Any]) -> str:
-    return f"{entry['date']}, `{entry['kernel_sources_sha256'][:8]}`"
+    card = re.search(r"H\d+|CPU", entry.get("device", ""))
+    return f"{entry['date']}, `{entry['kernel_sources_sha256'][:8]}`" + (f", {card[0]}" if card else "")
 
 
 def evidence(hazard: Hazard, entries: dict[str, Any], report: dict[str, Any]) -> tuple[str, str, str]:
