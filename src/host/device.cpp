@@ -57,16 +57,18 @@ void check(cudaError_t error, char const* what) {
   raise<CudaError>(what, ": ", cudaGetErrorString(error));
 }
 
-int attribute(cudaDeviceAttr which, int ordinal) {
+// 0 if the driver does not say.
+int number(cudaDeviceAttr attribute, int ordinal) {
   int value = 0;
-  check(cudaDeviceGetAttribute(&value, which, ordinal), "an attribute of a CUDA device could not be read");
-  return value;
+  if (cudaDeviceGetAttribute(&value, attribute, ordinal) == cudaSuccess) { return value; }
+  cudaGetLastError();
+  return 0;
 }
 
-// Two transfers a clock; that of an H200 where the driver does not say.
+// Two transfers a clock. Only speed depends on it: an H200's, if it is not known.
 double memory_gbs(int ordinal) {
-  double const clocks_per_us = attribute(cudaDevAttrMemoryClockRate, ordinal) * 1e-3;
-  double const bytes_of_clock = 2.0 * attribute(cudaDevAttrGlobalMemoryBusWidth, ordinal) / 8;
+  double const clocks_per_us = number(cudaDevAttrMemoryClockRate, ordinal) * 1e-3;
+  double const bytes_of_clock = 2.0 * number(cudaDevAttrGlobalMemoryBusWidth, ordinal) / 8;
   double const found = clocks_per_us * bytes_of_clock * 1e-3;
   return found > 0 ? found : DeviceInfo{}.memory_gbs;
 }

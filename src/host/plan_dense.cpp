@@ -83,13 +83,16 @@ std::int64_t kv_bytes_of_head(Problem const& problem) {
   return std::int64_t{problem.seqlen_k} * (problem.head_dim + problem.head_dim_v) * kElementBytes;
 }
 
-// Groups of heads that share tiles, whose K and V may run together.
+// Groups of heads that share tiles, whose K and V may run together. With head dim 128 causal 4k to 16k take 1 to 1.4 %
+// less time with as many as about fill L2 than with those that leave room there, with 256 as long
+// (docs/performance-notes.md, step 182).
 std::int64_t groups_in_l2(PlanRequest const& request, int packed_heads) {
+  constexpr double kMostOfL2 = 1.1;
   Problem const& problem = request.problem;
   std::int64_t const all = std::int64_t{problem.batch} * (problem.heads_q / packed_heads);
   std::int64_t const kv_bytes = kv_bytes_of_head(problem);
   if (kv_bytes == 0) { return all; }
-  return std::min(all, request.bytes_together(kv_bytes) / kv_bytes * (request.ratio() / packed_heads));
+  return std::min(all, request.bytes_together(kv_bytes, kMostOfL2) / kv_bytes * (request.ratio() / packed_heads));
 }
 
 // Of the time that blocks are busy, what memory takes to bring all tensors once.

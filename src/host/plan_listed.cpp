@@ -35,6 +35,16 @@ std::string reason_for_whole_tiles(PlanRequest const& request, Plan const& plan,
   return "there are more pieces than can be counted";
 }
 
+// Of a K/V head, by the longest sequence that there may be: the kernels count the heads of others by their own lengths.
+// Lengths from 1 to 8k, 16/16 heads, take 760 us on an H100 with 0.4 of L2 and 677 with 0.8, 32/8 heads as long;
+// with 1.1 head dims of 96 and 192 take up to 6 % longer (docs/performance-notes.md, step 212).
+int keys_in_l2(PlanRequest const& request) {
+  constexpr double kMostOfL2 = 0.8;
+  Problem const& problem = request.problem;
+  std::int64_t const bytes_of_key = std::int64_t{problem.head_dim + problem.head_dim_v} * kElementBytes;
+  return static_cast<int>(request.bytes_together(problem.seqlen_k * bytes_of_key, kMostOfL2) / bytes_of_key);
+}
+
 void choose_splits(PlanRequest const& request, Plan& plan, TileUse prefill) {
   Problem const& problem = request.problem;
   bool may_split = false;
@@ -42,9 +52,7 @@ void choose_splits(PlanRequest const& request, Plan& plan, TileUse prefill) {
   plan.forces_splits = request.forced.num_splits >= 2;
   int const bound = plan.forces_splits ? request.forced.num_splits : problem.num_splits;
   plan.max_splits = plan.fixed_splits ? 0 : bound;
-  // By the longest sequence that there may be: the kernels count the heads of others by their own lengths.
-  std::int64_t const bytes_of_key = std::int64_t{problem.head_dim + problem.head_dim_v} * kElementBytes;
-  plan.keys_in_l2 = static_cast<int>(request.bytes_together(problem.seqlen_k * bytes_of_key) / bytes_of_key);
+  plan.keys_in_l2 = keys_in_l2(request);
   plan.num_splits = may_split ? (plan.fixed_splits || bound == 0 ? plan.kernels.back().ctas : bound) : 1;
   char const* const otherwise = plan.cluster_if_alike > 0 || plan.draws_if_whole ? "otherwise " : "";
   because(plan, "splits",

@@ -29,17 +29,17 @@ TileConfig largest_tile() {
 
 }  // namespace
 
-// Those that fit in L2 and leave room for other data; where a mask makes tiles longer and shorter, as many as about
-// fill it if so many blocks have tiles of each head that most lines are read by several at a time. With head dim 128
-// causal 4k to 16k take 1 to 1.4 % less time so, with 256 as long; without that bound 512 tokens take up to 1.25 times
-// as long. Lengths from 1 to 8k, 16/16 heads, took 778 us on an H100 with those that fit, 690 with those that fill it,
-// 1,210 and 1,208 with 32/8 (docs/performance-notes.md, steps 182 and 212).
-std::int64_t PlanRequest::bytes_together(std::int64_t kv_bytes) const {
+// Those that fit in L2 and leave room for other data; where a mask makes tiles longer and shorter, more if so many
+// blocks have tiles of each head that most lines are read by several at a time. Without that bound 512 tokens take up
+// to 1.25 times as long.
+std::int64_t PlanRequest::bytes_together(std::int64_t kv_bytes, double most_of_l2) const {
   constexpr int kBlocksOfHead = 8;
-  auto const fitting = static_cast<std::int64_t>(kL2Share * static_cast<double>(device.l2_bytes));
+  auto const of_l2 = [&](double share) {
+    return static_cast<std::int64_t>(share * static_cast<double>(device.l2_bytes));
+  };
+  std::int64_t const fitting = of_l2(kL2Share);
   if (problem.mask.right == kUnlimited) { return fitting; }
-  std::int64_t const filling = device.l2_bytes / 10 * 11;
-  return std::max(fitting, std::min(filling, device.sm_count / kBlocksOfHead * kv_bytes));
+  return std::max(fitting, std::min(of_l2(most_of_l2), device.sm_count / kBlocksOfHead * kv_bytes));
 }
 
 // The tile of a sequence must not depend on the others where its bits must not.

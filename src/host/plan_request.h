@@ -45,8 +45,9 @@ struct PlanRequest {
   int ratio() const { return problem.heads_q / problem.heads_k; }
   int available_sms() const { return max_of(1, device.sm_count - problem.sm_margin); }
   int most_ctas(TileConfig const& tile) const { return forced.ctas > 0 ? forced.ctas : available_sms() * tile.per_sm; }
-  // Of K and V of heads that run together, where those of a head take `kv_bytes`.
-  std::int64_t bytes_together(std::int64_t kv_bytes) const;
+  // Of K and V of heads that run together, where those of a head take `kv_bytes`; at most a share of L2 that may be
+  // more than all of it.
+  std::int64_t bytes_together(std::int64_t kv_bytes, double most_of_l2) const;
   double read_bytes_per_us() const { return kReadShare * 1e3 * device.memory_gbs; }
 
   // How calls with a schedule, and all calls of few queries, pack heads.

@@ -14,9 +14,11 @@ constexpr double kCostOfLeavingL2 = 0.02;
 // Of tiles of a head that run in several rounds of the grid and read its keys and values at different times: what that
 // costs where memory takes all of the time. By 33 calls of 256 to 4k tokens with 4 to 200 heads at a time on an H100
 // (docs/performance-notes.md, step 208): 512 tokens, causal, d128, took 0.89 of the time with 8 heads instead of 67.
-// Where memory takes little of the time, nothing was gained.
+// Where memory takes little of the time, nothing was gained; where it takes more, something also where the tiles of a
+// head fill most of one round: 700 tokens, causal, d256, 0.85 with 6 heads instead of 20.
 constexpr double kCostOfRounds = 0.05;
 constexpr double kLeastMemoryShare = 0.3;
+constexpr double kLeastMemoryShareOfARound = 0.6;
 
 double imbalance(TileOrderProblem const& problem, int heads_per_pass) {
   int const m_blocks = static_cast<int>(problem.work.size());
@@ -39,7 +41,7 @@ double rounds(TileOrderProblem const& problem, int width) {
   return static_cast<double>(width) * static_cast<double>(problem.work.size()) / problem.ctas;
 }
 
-// The smallest of the best balanced widths whose tiles take a quarter to half of a round; imbalance 0 if there are
+// The smallest of the best balanced widths whose tiles take an eighth to half of a round; imbalance 0 if there are
 // none.
 TileOrder order_at_once(TileOrderProblem problem) {
   constexpr int kTilesToTry = 1 << 13;  // the balance of more is that of these
@@ -49,7 +51,7 @@ TileOrder order_at_once(TileOrderProblem problem) {
   TileOrder best{.imbalance = 0};
   for (int width = problem.sharing; width <= problem.sequence_heads && rounds(problem, width) <= 0.5;
        width += problem.sharing) {
-    if (rounds(problem, width) < 0.25) { continue; }
+    if (rounds(problem, width) < 0.125) { continue; }
     double const balance = imbalance(problem, width);
     if (best.imbalance == 0 || balance < best.imbalance) { best = {width, balance}; }
   }
@@ -92,7 +94,10 @@ TileOrder order_in_l2(TileOrderProblem const& problem) {
 
 TileOrder choose_tile_order(TileOrderProblem const& problem) {
   TileOrder const in_l2 = order_in_l2(problem);
-  if (rounds(problem, in_l2.heads_per_pass) <= 1 || problem.memory_share < kLeastMemoryShare) { return in_l2; }
+  double const apart = rounds(problem, in_l2.heads_per_pass);
+  if (apart <= 0.5 || problem.memory_share < (apart > 1 ? kLeastMemoryShare : kLeastMemoryShareOfARound)) {
+    return in_l2;
+  }
   TileOrder const at_once = order_at_once(problem);
   double const gained = 1 + kCostOfRounds * problem.memory_share * problem.memory_share;
   return at_once.imbalance > 0 && at_once.imbalance <= in_l2.imbalance * gained ? at_once : in_l2;
