@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.machinery
 import importlib.util
 import pathlib
@@ -62,8 +63,9 @@ def test_what_the_plans_tiles_lose(sweep):
         entry("refused", "c", a=100.0),
     ]
     assert (
-        sweep.lost(entries) == "the plan's tiles over the fastest: 1.100 in the mean of 2 cases, at most 1.210 (worse)"
-        "; 1 without a time of the plan's tile"
+        sweep.lost(entries)
+        == "the plan's choices over the fastest: 1.100 in the mean of 2 cases, at most 1.210 (worse)"
+        "; 1 without a time of the plan's choice"
     )
     assert sweep.lost(entries[2:]).startswith("no case")
 
@@ -85,6 +87,23 @@ def test_tiles_are_those_that_such_a_call_can_take(sweep, monkeypatch):
     assert sweep.packings(capped) == [1]
     with pytest.raises(SystemExit, match="no kernel for bfloat16 and head dim 512"):
         sweep.tiles(suites.Case("tiles", "", 1, 512, 512, 8, 8, 512), "128x128")
+
+
+def test_widths_are_forced_beside_what_the_plan_takes(sweep, monkeypatch):
+    chosen = options(sweep, monkeypatch, "--widths", "4,16")
+    planned, *forced = sweep.in_widths(chosen.widths)
+    assert (planned.name, planned.choice) == (sweep.PLANNED, {})
+    assert [(one.name, one.choice) for one in forced] == [
+        ("4 heads", {"heads_per_pass": 4}),
+        ("16 heads", {"heads_per_pass": 16}),
+    ]
+    seen = []
+    monkeypatch.setattr(sweep, "force_plan", lambda **choice: seen.append(choice) or contextlib.nullcontext())
+    assert forced[1].forced(lambda: "made")() == "made" and seen == [{"heads_per_pass": 16}]
+    results = {"planned": {"us": 100.0}, "4 heads": {"us": 90.0}}
+    entry = {"case": {"name": "one"}, "plan": sweep.PLANNED, "results": results, "left_out": {}}
+    assert "planned* 100.0 us (0.90)" in sweep.line(entry)
+    assert "1.111 in the mean of 1 cases" in sweep.lost([entry])
 
 
 def test_the_plans_choice_is_named_as_the_tiles_are(sweep, monkeypatch):
