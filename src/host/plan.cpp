@@ -2,6 +2,7 @@
 // plan_dense.cpp, plan_clusters.cpp, plan_prefill.cpp, plan_pairs.cpp, plan_classes.cpp and plan_listed.cpp plan the
 // rest.
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -43,6 +44,8 @@ void check(PlanRequest const& request) {
           "problem: heads of q must be a multiple of heads of k, at least one: found ", problem.heads_q, " and ",
           problem.heads_k);
   require(request.device.sm_count > 0, "device: the number of SMs must be at least 1, found ", request.device.sm_count);
+  double const memory = request.device.memory_gbs;
+  require(memory > 0 && std::isfinite(memory), "device: memory_gbs must be a positive number, found ", memory);
 }
 
 bool has_output(Problem const& problem) {

@@ -116,11 +116,12 @@ int ctas_by_schedule(PlanRequest const& request, TileConfig const& tile, int siz
 
 // Of 132 SMs three quarters on an H200, half on an H100, whose memory is slower: there 1k and 768 queries beside 64
 // single ones on 1k to 8k, 32/8 heads, take 494 us with three quarters of them, 439 with half, and the latter are as
-// good as any number where decode takes most of the time.
+// good as any number where decode takes most of the time. Never more than three quarters: the others are for prefill.
 int readers_beside_prefill(PlanRequest const& request, TileConfig const& tile) {
   constexpr double kBytesOfSmPerUs = 45e3;  // beside prefill
-  auto const sms = static_cast<int>(std::ceil(request.read_bytes_per_us() / kBytesOfSmPerUs));
-  return std::min(sms * tile.per_sm, request.most_ctas(tile));
+  int const most = ceil_div(3 * request.most_ctas(tile), 4);
+  double const sms = std::ceil(request.read_bytes_per_us() / kBytesOfSmPerUs);
+  return sms * tile.per_sm < most ? static_cast<int>(sms) * tile.per_sm : most;
 }
 
 FewReaders readers_of_few(Problem problem, DeviceInfo const& device) {

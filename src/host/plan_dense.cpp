@@ -106,18 +106,17 @@ double memory_share(PlanRequest const& request, std::vector<int> const& work, in
   return busy_us == 0 ? 0.0 : std::min(1.0, bytes / request.read_bytes_per_us() / busy_us);
 }
 
-// Of a call's tiles in turn on `ctas` thread blocks.
-TileOrder order_of_tiles(PlanRequest const& request, TileRow const& row, int packed_heads, int ctas) {
+// Of a call's tiles in turn on `ctas` thread blocks. What memory takes is left at 0: a tile, and with it bits, must not
+// depend on it.
+TileOrderProblem order_problem(PlanRequest const& request, TileRow const& row, int packed_heads, int ctas) {
   Problem const& problem = request.problem;
   std::int64_t const all = std::int64_t{problem.batch} * (problem.heads_q / packed_heads);
-  std::vector<int> const work = work_of_tiles(problem, row, packed_heads);
-  return choose_tile_order({.sequence_heads = static_cast<int>(all),
-                            .sharing = request.ratio() / packed_heads,
-                            .in_l2 = static_cast<int>(groups_in_l2(request, packed_heads)),
-                            .ctas = ctas,
-                            .descending = first_tiles_are_shortest(problem.mask),
-                            .memory_share = memory_share(request, work, packed_heads, ctas),
-                            .work = work});
+  return {.sequence_heads = static_cast<int>(all),
+          .sharing = request.ratio() / packed_heads,
+          .in_l2 = static_cast<int>(groups_in_l2(request, packed_heads)),
+          .ctas = ctas,
+          .descending = first_tiles_are_shortest(problem.mask),
+          .work = work_of_tiles(problem, row, packed_heads)};
 }
 
 // What a sequence takes with this tile. Where the grid takes few tiles in turn, what the busiest SM has counts, so that
@@ -145,7 +144,7 @@ Candidate candidate(PlanRequest const& request, TileRow const& row, int packed_h
   }
   if (tiles > kRoundsToBalance * slots) { return {&row, packed_heads, busy_us, busy_us}; }
   auto const ctas = static_cast<int>(std::min(tiles, slots));
-  double const balance = order_of_tiles(request, row, packed_heads, ctas).imbalance;
+  double const balance = choose_tile_order(order_problem(request, row, packed_heads, ctas)).imbalance;
   return {&row, packed_heads, busy_us, busy_us * balance * static_cast<double>(slots) / ctas};
 }
 
@@ -288,12 +287,17 @@ void choose_order(PlanRequest const& request, Plan& plan, Candidate const& chose
     because(plan, "order", plan.heads_per_pass, " of ", all, " head groups at a time, in the same direction");
     return;
   }
-  TileOrder const order = order_of_tiles(request, *chosen.row, chosen.packed_heads, ctas);
+  TileOrderProblem problem_of_order = order_problem(request, *chosen.row, chosen.packed_heads, ctas);
+  double const share = memory_share(request, problem_of_order.work, chosen.packed_heads, ctas);
+  problem_of_order.memory_share = share;
+  TileOrder const order = choose_tile_order(problem_of_order);
   plan.heads_per_pass = order.heads_per_pass;
-  because(plan, "order", plan.heads_per_pass, " of ", all, " head groups at a time: K and V of one head take ",
-          megabytes(kv_bytes), ", those of ", fitting,
-          " groups may run together by what L2 holds; the busiest block has ", percent(order.imbalance),
-          " of the mean work");
+  because(plan, "order", plan.heads_per_pass, " of ", all, " head groups at a time: ",
+          order.at_once
+              ? concat("so few that all tiles of each run at once, since memory takes ", percent(share), " of the time")
+              : concat("K and V of one head take ", megabytes(kv_bytes), ", those of ", fitting,
+                       " groups may run together by what L2 holds"),
+          "; the busiest block has ", percent(order.imbalance), " of the mean work");
 }
 
 // `chosen` tells what tiles cost.

@@ -43,19 +43,23 @@ double rounds(TileOrderProblem const& problem, int width) {
 
 // The smallest of the best balanced widths whose tiles take an eighth to half of a round; imbalance 0 if there are
 // none.
-TileOrder order_at_once(TileOrderProblem problem) {
-  constexpr int kTilesToTry = 1 << 13;  // the balance of more is that of these
-  int const most_heads = kTilesToTry / static_cast<int>(problem.work.size());
-  problem.sequence_heads =
-      std::min(problem.sequence_heads, std::max(1, most_heads / problem.sharing) * problem.sharing);
-  TileOrder best{.imbalance = 0};
+TileOrder order_at_once(TileOrderProblem const& problem) {
+  TileOrder best{.imbalance = 0, .at_once = true};
   for (int width = problem.sharing; width <= problem.sequence_heads && rounds(problem, width) <= 0.5;
        width += problem.sharing) {
     if (rounds(problem, width) < 0.125) { continue; }
     double const balance = imbalance(problem, width);
-    if (best.imbalance == 0 || balance < best.imbalance) { best = {width, balance}; }
+    if (best.imbalance == 0 || balance < best.imbalance) { best = {width, balance, true}; }
   }
   return best;
+}
+
+// Of the first heads, so many that widths can be compared.
+TileOrderProblem part_of(TileOrderProblem problem) {
+  constexpr int kTilesToCompare = 1 << 13;
+  int const heads = kTilesToCompare / static_cast<int>(problem.work.size()) / problem.sharing * problem.sharing;
+  problem.sequence_heads = std::min(problem.sequence_heads, std::max(problem.sharing, heads));
+  return problem;
 }
 
 TileOrder order_in_l2(TileOrderProblem const& problem) {
@@ -95,12 +99,14 @@ TileOrder order_in_l2(TileOrderProblem const& problem) {
 TileOrder choose_tile_order(TileOrderProblem const& problem) {
   TileOrder const in_l2 = order_in_l2(problem);
   double const apart = rounds(problem, in_l2.heads_per_pass);
-  if (apart <= 0.5 || problem.memory_share < (apart > 1 ? kLeastMemoryShare : kLeastMemoryShareOfARound)) {
-    return in_l2;
-  }
-  TileOrder const at_once = order_at_once(problem);
+  double const least_share = apart > 1 ? kLeastMemoryShare : kLeastMemoryShareOfARound;
+  bool const one_round = rounds(problem, problem.sequence_heads) <= 1;  // a block for each tile
+  if (one_round || apart <= 0.5 || problem.memory_share < least_share) { return in_l2; }
+  TileOrderProblem const part = part_of(problem);
+  TileOrder const at_once = order_at_once(part);
   double const gained = 1 + kCostOfRounds * problem.memory_share * problem.memory_share;
-  return at_once.imbalance > 0 && at_once.imbalance <= in_l2.imbalance * gained ? at_once : in_l2;
+  bool const is_better = at_once.imbalance > 0 && at_once.imbalance <= imbalance(part, in_l2.heads_per_pass) * gained;
+  return is_better ? at_once : in_l2;
 }
 
 }  // namespace hopper_attention

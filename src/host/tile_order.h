@@ -10,6 +10,7 @@ namespace hopper_attention {
 struct TileOrder {
   int heads_per_pass = 1;
   double imbalance = 1.0;  // work of the busiest block over the mean; 1 where it was not computed
+  bool at_once = false;    // so few that all tiles of each run at once
 };
 
 struct TileOrderProblem {
@@ -23,9 +24,9 @@ struct TileOrderProblem {
 };
 
 // Tries the widths around `in_l2` against the schedule itself (tile_at(), static over the blocks). A width that does
-// not fit in L2 is worth taking only for a better balance. Where their tiles then take rounds of the grid, or most of
-// one, and memory much of the call's time, so few heads are taken that all tiles of each run at once. Problems of very
-// many tiles are balanced at any width and are not computed.
+// not fit in L2 is worth taking only for a better balance. Where the tiles of so many heads take rounds of the grid, or
+// most of one, and memory takes much of the call's time, so few heads are taken that all tiles of each run at once.
+// Problems of very many tiles are balanced at any width and are not computed.
 TileOrder choose_tile_order(TileOrderProblem const& problem);
 
 }  // namespace hopper_attention

@@ -2,7 +2,9 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
+#include <limits>
 #include <random>
 #include <string>
 #include <tuple>
@@ -454,6 +456,9 @@ TEST_CASE("tile order: where memory takes the time, so few heads that all of the
   CHECK((66 < 2 * within_a_round && 2 * within_a_round <= 132));
   problem.memory_share = 1;
   CHECK(2 * choose_tile_order(problem).heads_per_pass <= 66);
+  problem.sequence_heads = 60;  // a block for each tile, the longest first
+  CHECK(choose_tile_order(problem).heads_per_pass > 33);
+  problem.sequence_heads = 509;
   problem.in_l2 = 20;
   int const within_half = choose_tile_order(problem).heads_per_pass;
   problem.memory_share = 0;
@@ -467,6 +472,37 @@ TEST_CASE("plan: what memory can bring decides how many heads of short sequences
   CHECK(3 * plan(p, fast).heads_per_pass > 132);
   CHECK(3 * plan(p, device_info("H200")).heads_per_pass <= 66);
   CHECK(3 * plan(p, device_info("H100")).heads_per_pass <= 66);
+}
+
+TEST_CASE("plan: memory decides in which order tiles run, and no tile") {
+  DeviceInfo fast = card(132);
+  fast.memory_gbs = 1e9;
+  int others = 0;
+  for (int const batch : {1, 4, 12, 32}) {
+    for (int const seqlen : {128, 256, 384, 512, 700, 1024}) {
+      for (int const head_dim : {64, 96, 128, 192, 256}) {
+        Problem const p = problem(batch, seqlen, seqlen, 16, 16, head_dim, seqlen % 256 != 0);
+        Plan const made = plan(p, card(132));
+        Plan const other = plan(p, fast);
+        CAPTURE(made.explain());
+        CHECK(made.tile == other.tile);
+        CHECK(made.packed_heads == other.packed_heads);
+        CHECK(made.ctas == other.ctas);
+        others += made.heads_per_pass != other.heads_per_pass;
+        CHECK((made.heads_per_pass == other.heads_per_pass || explains(made, "run at once, since memory takes")));
+      }
+    }
+  }
+  CHECK(others > 5);
+}
+
+TEST_CASE("plan: memory of a card is a positive number") {
+  Problem const p = problem(1, 100, 100, 1, 1, 128);
+  DeviceInfo device = card(132);
+  for (double const wrong : {0.0, -1.0, std::numeric_limits<double>::infinity(), std::nan("")}) {
+    device.memory_gbs = wrong;
+    CHECK_THROWS_AS(plan(p, device), InvalidArgument);
+  }
 }
 
 TEST_CASE("plan: decode beside prefill keeps as many blocks as its memory is worth") {
@@ -484,8 +520,11 @@ TEST_CASE("plan: decode beside prefill keeps as many blocks as its memory is wor
   CHECK(kept(device_info("H100")) == 68);
   DeviceInfo faster = device_info("H200");
   faster.memory_gbs *= 3;
-  CHECK(kept(faster) == 132);  // no more than there are
-  CHECK(readers_of_few(p, device_info("H100")).beside_prefill == 68);
+  CHECK(kept(faster) == 99);  // prefill has some in any case
+  CHECK(kept(device_info("H20")) == 59);
+  p.sm_margin = 33;
+  CHECK(kept(device_info("H200")) == 75);
+  CHECK(readers_of_few(p, device_info("H100")).beside_prefill == 68);  // metadata know no margin
 }
 
 TEST_CASE("plan: causal work is even over the blocks in the cases that are measured") {

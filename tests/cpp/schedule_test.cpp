@@ -1580,7 +1580,8 @@ TEST_CASE("schedule: with batch_invariant, clusters take the parts of few tiles,
 }
 
 TEST_CASE(
-    "schedule: of few tiles no CTA has pieces of two or much more than its share, and pieces of a tile are equal") {
+    "schedule: of few tiles no CTA has much more than its share, few have pieces of two, and pieces of a tile are "
+    "equal") {
   constexpr int kMostAboveShare = 4;  // blocks, as long as an item takes
   Random random(23);
   int by_units = 0;
@@ -1636,7 +1637,7 @@ TEST_CASE(
   CHECK(by_units > 150);
   // Two where whole chunks would be too long: then shares are even. Few others, whose longest tile cannot get more
   // chunks, so that a call's are smaller than those of the schedule.
-  CHECK(2 * with_two <= by_units);
+  CHECK(5 * with_two <= 2 * by_units);
   CHECK(20 * (with_two - near_share) <= by_units);
 }
 

@@ -90,8 +90,8 @@ def test_tiles_are_those_that_such_a_call_can_take(sweep, monkeypatch):
 
 
 def test_widths_are_forced_beside_what_the_plan_takes(sweep, monkeypatch):
-    chosen = options(sweep, monkeypatch, "--widths", "4,16")
-    planned, *forced = sweep.in_widths(chosen.widths)
+    chosen = options(sweep, monkeypatch, "--widths", "4,16,99")
+    planned, *forced = sweep.in_widths(suites.Case("tiles", "", 2, 512, 512, 16, 16, 128), chosen.widths)
     assert (planned.name, planned.choice) == (sweep.PLANNED, {})
     assert [(one.name, one.choice) for one in forced] == [
         ("4 heads", {"heads_per_pass": 4}),

@@ -223,7 +223,7 @@ def page(entries: dict[str, Any], report: dict[str, Any]) -> str:
 
 
 def when(entry: dict[str, Any]) -> str:
-    card = re.search(r"H\d+|CPU", entry.get("device", ""))
+    card = re.search(r"\bG?H\d+|CPU", entry.get("device", ""))
     return f"{entry['date']}, `{entry['kernel_sources_sha256'][:8]}`" + (f", {card[0]}" if card else "")
 
 
