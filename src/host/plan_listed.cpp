@@ -36,8 +36,9 @@ std::string reason_for_whole_tiles(PlanRequest const& request, Plan const& plan,
 }
 
 // Of a K/V head, by the longest sequence that there may be: the kernels count the heads of others by their own lengths.
-// Lengths from 1 to 8k, 16/16 heads, take 760 us on an H100 with 0.4 of L2 and 677 with 0.8, 32/8 heads as long;
-// with 1.1 head dims of 96 and 192 take up to 6 % longer (docs/performance-notes.md, step 212).
+// Lengths from 1 to 8k take 760 us on an H100 with 0.4 of L2 and 677 with 0.8 where 16 heads have K and V of their own,
+// and as long with 32/8 heads. With 1.1 of it head dims of 96 and 192 take up to 6 % longer
+// (docs/performance-notes.md, step 212).
 int keys_in_l2(PlanRequest const& request) {
   constexpr double kMostOfL2 = 0.8;
   Problem const& problem = request.problem;
