@@ -48,8 +48,11 @@ class LastMerge {
     sync_warpgroup(0);  // all rows are written
     fence_of_device();
     std::uint64_t* const counted = params_.epilogue.partial.arrivals + word_of_slot(step.counted_in);
-    int const before = count_part(counted, call, thread_ == 0);
-    if (thread_ == 0) { shared_.merges = before + 1 == step.parts.count; }
+    bool const have_all_come = count_part(counted, call, thread_ == 0) + 1 == step.parts.count;
+    if (thread_ == 0) {
+      shared_.merges = have_all_come;
+      if (have_all_come) { forget_parts(counted, call); }
+    }
     fence_of_device();
     sync_warpgroup(0);
     return __all_sync(0xffffffff, shared_.merges);

@@ -3,8 +3,10 @@
 // The words that parts are counted in lie in the workspace, which may hold anything before a call. So a count is worth
 // something only with the tag of its call, which follows from a number that the calls of a workspace count up: the CTA
 // that is the last to have read it does so, as the schedule's counter tells, which is 0 between calls. Any first number
-// will do. What calls before have left behind, complete or not, has another tag, and anything else would have to be a
-// tag of 54 bits by chance.
+// will do. What calls before have left behind has another tag, and anything else would have to be a tag of 54 bits by
+// chance. But calls of another kind may write what they like over the number, and the same each time, while they leave
+// the words alone: so whoever counts the last part of a tile takes the count back, and a number that returns finds
+// none.
 #pragma once
 
 #include <cstdint>
@@ -83,6 +85,11 @@ __device__ __forceinline__ void leave_number(std::uint64_t* arrivals, std::uint6
   if (atomicInc(reinterpret_cast<unsigned*>(counter), last) != last) { return; }
   fence_of_device();
   asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(arrivals), "l"(number + 1) : "memory");
+}
+
+// Behind the last part: none have come.
+__device__ __forceinline__ void forget_parts(std::uint64_t* word, std::uint64_t number) {
+  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(word), "l"(TaggedCount::none(number)) : "memory");
 }
 
 // Counts a part; how many have come before it. By the lane of a warp that `counts`, if one does; the others go along,

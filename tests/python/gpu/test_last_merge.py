@@ -25,6 +25,7 @@ CUT = {
     "parts without keys": (20_000, *([1] * 30)),
 }
 ROOM = 200_000
+ROWS = (*FEW, "20 rows", "32 rows")  # in kernels for 16 and for 32
 WORKSPACE = 64 << 20
 
 
@@ -37,7 +38,7 @@ def cut_batch(lengths: str, rows: str, layout: str, **options) -> Batch:
 
 
 def cut_cases(kernel) -> Iterator[Batch]:
-    for i, (lengths, rows) in enumerate(itertools.product(CUT, FEW)):
+    for i, (lengths, rows) in enumerate(itertools.product(CUT, ROWS)):
         layout = [name for name in LAYOUTS if "pages" in name][i % 4]
         mask = list(MASKS)[i % len(MASKS)]
         yield cut_batch(lengths, rows, layout, metadata=i % 2 == 0, seed=i, **on(kernel, **MASKS[mask]))
@@ -46,6 +47,17 @@ def cut_cases(kernel) -> Iterator[Batch]:
 @pytest.mark.parametrize("kernel", MAIN, ids=name_of)
 def test_parts_that_the_last_block_merges(kernel):
     judge_all(cut_cases(kernel))
+
+
+@pytest.mark.parametrize("kernel", MAIN, ids=name_of)
+def test_tiles_of_one_kernel_with_few_rows_and_with_more(kernel):
+    """Those with at most 16 rows are computed with half as many columns, whole, in parts and in clusters."""
+    queries = (8, 1, 5, 4, 3, 8, 0, 2)  # of four heads each
+    for seed, keys in enumerate(((9000, 5000, 100, 7000, 3000, 1, 40, 0), (30_000, 20_000, *[64] * 6), (700,) * 8)):
+        for room in (0, ROOM):
+            why = f"{keys[0]} keys, room for {room}"
+            judge_all([batch_of(why, "4 rows", "pages of 16", q_lengths=queries, k_lengths=keys, dense_q=False, room_k=room,
+                                seed=seed, metadata=room > 0, **on(kernel, causal=True))])  # fmt: skip
 
 
 def filled(value: int) -> Callable[[torch.Tensor], None]:
@@ -91,10 +103,29 @@ def test_a_workspace_may_hold_anything(lengths, in_graph):
         require_same(case, f"workspace: {name}", results, expected)
 
 
+@pytest.mark.parametrize("rows", ["8 rows", "32 rows"])
+@pytest.mark.parametrize("lengths", CUT)
+def test_a_number_of_the_call_that_comes_back(lengths, rows):
+    """Calls of other kinds may write the same over it each time and leave the counts as they are: both calls are then
+    number 0, and the second must not add to what the first has counted.
+    """
+    case = main_dims(cut_batch(lengths, rows, "pages of 16", causal=True, poison="zero"))
+    made = make(case)
+    expected = judged_results(made)
+    workspace = torch.zeros(WORKSPACE, dtype=torch.uint8, device=support.DEVICE)
+    words = workspace.view(torch.int64)
+    for turn in range(3):
+        found = attend(made, batches.new_results(made), workspace=workspace)
+        require_same(case, f"call {turn} with number 0", found, expected)
+        numbers = (words == 1).nonzero().flatten()
+        assert len(numbers) == 1, "the number of the call is the one word that has become 1"
+        words[numbers] = 0
+
+
 def test_calls_of_different_lengths_share_a_workspace():
     """Tiles count in the words of other tiles, and those of a call that has many come behind one that has few."""
     cases = [main_dims(cut_batch(lengths, rows, "pages of 16", causal=True, poison="zero"))
-             for lengths, rows in itertools.product(CUT, ("1 row", "16 rows"))]  # fmt: skip
+             for lengths, rows in itertools.product(CUT, ("1 row", "16 rows", "32 rows"))]  # fmt: skip
     calls = [make(case) for case in cases]
     expected = [judged_results(made) for made in calls]
     workspace = torch.full((WORKSPACE,), 0xFF, dtype=torch.uint8, device=support.DEVICE)
