@@ -1,0 +1,74 @@
+"""tools/random_calls without a GPU: the same seed gives the same calls, each of them one that the benchmark can make."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import pathlib
+import sys
+
+import pytest
+
+TOOL = pathlib.Path(__file__).parents[3] / "tools" / "random_calls"
+pytestmark = pytest.mark.skipif(not TOOL.exists(), reason="tools/ is not beside these tests")
+
+
+@pytest.fixture(scope="module")
+def tool():
+    loader = importlib.machinery.SourceFileLoader("random_calls", str(TOOL))
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader("random_calls", loader))
+    loader.exec_module(module)
+    return module
+
+
+def test_a_seed_gives_the_same_calls(tool):
+    found = tool.calls(3, 160)
+    assert found == tool.calls(3, 160)
+    assert found != tool.calls(4, 160)
+    assert {kind for kind, _ in found} == set(tool.KINDS)
+    assert [case for kind, case in found if kind == "mixed"] == [case for _, case in tool.calls(3, 160, ("mixed",))]
+
+
+def test_calls_are_valid_and_of_bounded_size(tool):
+    for kind, case in tool.calls(1, 700):
+        assert len(case.q_lengths) == len(case.k_lengths) == case.batch
+        assert case.heads_q % case.heads_k == 0 and case.name.startswith(f"{kind} b{case.batch} ")
+        assert 0 < case.flops() <= tool.MOST_FLOPS and case.kv_bytes() <= tool.MOST_BYTES
+        # Queries of a causal call without keys would be all that is measured.
+        if case.causal and case.call != "dense":
+            assert all(q <= k for q, k in zip(case.q_lengths, case.k_lengths, strict=True))
+        if kind == "mixed":
+            assert case.page_size > 0 and len(set(case.q_lengths)) > 1
+        if kind == "decode":
+            assert max(case.q_lengths) <= 8
+
+
+def test_what_is_printed(tool):
+    def row(kind, name, ratio, status="ok"):
+        return {
+            "kind": kind,
+            "name": name,
+            "over_fastest": ratio,
+            "us": {"ours": 2.0},
+            "status": status,
+            "reason": "NaN",
+        }
+
+    rows = [row("dense", "a", 1.2), row("dense", "b", 0.8), row("mixed", "c", 0.9), row("mixed", "d", None)]
+    text = tool.show([*rows, row("mixed", "e", 2.0, "wrong")], 0.95)
+    assert text.splitlines() == [
+        "dense: 0.980 of the fastest other in 2 calls, slower in 1, least 0.80",
+        "mixed: 0.900 of the fastest other in 1 calls, slower in 1, least 0.90",
+        " 0.80  b: ours 2.0",
+        " 0.90  c: ours 2.0",
+        "wrong: e: NaN",
+    ]
+
+
+def test_unknown_kinds_are_named(tool, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["random_calls", "--list", "--kinds", "decode,prose"])
+    assert tool.main() == 2
+    assert "no prose; there are dense, varlen, chunk, decode, mixed" in capsys.readouterr().err
+    monkeypatch.setattr(sys, "argv", ["random_calls", "--list", "--number", "16", "--kinds", "decode"])
+    assert tool.main() == 0
+    assert all(line.startswith("decode b") for line in capsys.readouterr().out.splitlines())
