@@ -152,7 +152,7 @@ void take_kernels_by_index(Problem const& problem, Plan& plan) {
   if (by_schedule || problem.softcap != 0.0F) { return; }
   for (KernelPlan& kernel : plan.kernels) {
     TileConfig const& tile = kernel.tile;
-    bool const few_rows = tile.rows <= kMostFewRows && tile.calls == Calls::kAll;
+    bool const few_rows = tile.rows <= kMostSomeRows && tile.calls == Calls::kAll;
     if (few_rows && !gathers_keys(problem, tile)) { kernel.tile.calls = Calls::kByIndex; }
   }
 }

@@ -109,13 +109,16 @@ void take_scheduled_packing(PlanRequest const& request, Plan& plan) {
 
 KernelPlan& choose_kernel(PlanRequest const& request, Plan& plan, TileUse use, bool may_split) {
   Problem const& problem = request.problem;
-  bool const decode = use == TileUse::kDecode || use == TileUse::kFewRows;
+  bool const decode = use == TileUse::kDecode || use == TileUse::kFewRows || use == TileUse::kSomeRows;
   KernelFamily const family = decode ? KernelFamily::kDecode : KernelFamily::kPrefill;
   bool const decodes = request.decodes();
   bool const forced = request.forces_tile();
   TileRow const* row = &request.tile_row(use);
   if (forced) {
-    row = use == TileUse::kFewRows ? &request.forced_row({use, TileUse::kDecode}) : &request.forced_row({use});
+    bool const some = use == TileUse::kSomeRows || (use == TileUse::kFewRows && !plan.fixed_splits);
+    row = some     ? &request.forced_row({use, TileUse::kSomeRows, TileUse::kDecode})
+          : decode ? &request.forced_row({use, TileUse::kDecode})
+                   : &request.forced_row({use});
   }
   // Of the same size, so that nothing else depends on it.
   if (plan.fixed_splits && row->tile.rows <= kMostFewRows) {
@@ -133,11 +136,12 @@ KernelPlan& choose_kernel(PlanRequest const& request, Plan& plan, TileUse use, b
   int const blocks = ceil_div(std::max(problem.seqlen_k, 1), shape.keys) + 1;
   std::int64_t const units =
       shape.fixed_split > 0 ? fixed_parts(blocks, shape.fixed_split) : std::max(blocks, shape.least_units);
-  // Units of few tiles, whose sequences all fit in 16 rows, may be rounded up (FewTiles), also where the call's bound
+  // Units of few tiles, whose sequences all have few queries, may be rounded up (FewTiles), also where the call's bound
   // is more.
   constexpr int kMostRounding = 3;
-  bool const rounded = decode && problem.ragged && !plan.fixed_splits &&
-                       few_rows_use(problem.head_dim, problem.head_dim_v, plan.packed_heads) == TileUse::kFewRows;
+  bool const rounded =
+      decode && problem.ragged && !plan.fixed_splits &&
+      few_queries_use(problem.head_dim, problem.head_dim_v, plan.packed_heads, false) != TileUse::kDecode;
   kernel.most_units = std::min(kMaxTiles, kernel.most_tiles * units * (rounded ? kMostRounding : 1));
   // More units than can be counted are not shared out. With lengths on the device the kernels decide so.
   kernel.may_split = may_split && (problem.ragged || plan.fixed_splits || kernel.most_tiles * units <= kMaxTiles);

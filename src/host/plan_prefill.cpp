@@ -263,7 +263,7 @@ bool takes_few_queries_along(PlanRequest const& request, PrefillChoice const& ch
   if (choice.may_split || request.forces_tile()) { return false; }
   Problem const& problem = request.problem;
   // Sequences without which there could not be so many rows.
-  int const most_rows = request.decode_use() == TileUse::kFewRows ? kMostFewRows : kSlabRows;
+  int const most_rows = request.tile_row(request.decode_use()).tile.rows;
   std::int64_t const of_few = std::int64_t{problem.batch} * (most_rows / request.scheduled_packing());
   std::int64_t const others =
       problem.packed_q ? std::max<std::int64_t>(0, problem.total_q - of_few) / max_of(1, problem.seqlen_q) : 0;

@@ -44,9 +44,9 @@ std::int64_t PlanRequest::bytes_together(std::int64_t kv_bytes, double most_of_l
 
 // The tile of a sequence must not depend on the others where its bits must not.
 TileUse PlanRequest::decode_use() const {
-  bool const few = rows_of_sequence() <= kMostFewRows;
-  if (!few && (decodes() || problem.batch_invariant)) { return TileUse::kDecode; }
-  return few_rows_use(problem.head_dim, problem.head_dim_v, scheduled_packing());
+  if (problem.batch_invariant && rows_of_sequence() > kMostFewRows) { return TileUse::kDecode; }
+  return decodes() ? few_rows_use(problem.head_dim, problem.head_dim_v, rows_of_sequence())
+                   : few_queries_use(problem.head_dim, problem.head_dim_v, scheduled_packing(), false);
 }
 
 bool PlanRequest::mixes_decode_tiles() const {

@@ -47,20 +47,22 @@ constexpr int scheduled_packing(int heads_q, int heads_k) {
   return packed;
 }
 
-// The tile of sequences with at most kMostFewRows query rows: that of 16, which reads faster than that of 64. O^T of 96
-// columns is no multiple of 64: for them only the tile of 64 rows was built.
-inline TileUse few_rows_use(int head_dim, int head_dim_v, int packed_heads) {
-  if (packed_heads > kMostFewRows) { return TileUse::kDecode; }
-  TileRow const* const few = find_tile(head_dim, head_dim_v, TileUse::kFewRows);
+// The smallest tile for sequences with up to `rows` query rows: those of 16 and of 32 read faster than that of 64. O^T
+// of 96 columns is no multiple of 64: for them only the tile of 64 rows was built.
+inline TileUse few_rows_use(int head_dim, int head_dim_v, std::int64_t rows) {
+  if (rows > kMostSomeRows) { return TileUse::kDecode; }
+  TileUse const use = rows <= kMostFewRows ? TileUse::kFewRows : TileUse::kSomeRows;
+  TileRow const* const few = find_tile(head_dim, head_dim_v, use);
   TileRow const* const many = find_tile(head_dim, head_dim_v, TileUse::kDecode);
   bool const alike = few != nullptr && many != nullptr && few->tile.head_dim == many->tile.head_dim;
-  return alike && few->tile.head_dim_v == many->tile.head_dim_v ? TileUse::kFewRows : TileUse::kDecode;
+  return alike && few->tile.head_dim_v == many->tile.head_dim_v ? use : TileUse::kDecode;
 }
 
 // The tile that holds the sequences which a schedule counts as those with few queries. Splits of fixed size are for all
 // with up to 64 rows, of which those with up to 16 have a kernel of their own: a split has as many keys in both.
 inline TileUse few_queries_use(int head_dim, int head_dim_v, int packed_heads, bool fixed_splits) {
-  return fixed_splits ? TileUse::kDecode : few_rows_use(head_dim, head_dim_v, packed_heads);
+  bool const holds = !fixed_splits && packed_heads <= kMostSomeRows;
+  return holds ? few_rows_use(head_dim, head_dim_v, kMostSomeRows) : TileUse::kDecode;
 }
 
 // Tiles of `tile` as the schedule counts them. Prefill tiles are never cut by fixed splits: there are enough of them.
@@ -75,7 +77,7 @@ constexpr TileShape tile_shape(TileConfig const& tile, int packed_heads, bool fi
 // counter, which only calls with lengths on the device have; the tile of 64 rows has no registers for that, and parts
 // that follow from a tile alone are merged in an order of their own.
 inline bool may_merge_parts(Problem const& problem, TileConfig const& tile) {
-  return problem.ragged && !problem.batch_invariant && tile.rows <= kMostFewRows;
+  return problem.ragged && !problem.batch_invariant && tile.rows <= kMostSomeRows;
 }
 
 inline bool has_prefill(Plan const& plan) { return plan.kernels.front().family == KernelFamily::kPrefill; }

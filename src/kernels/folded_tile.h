@@ -11,10 +11,10 @@
 namespace hopper_attention {
 
 // O of a part divided by its sum, in place: what a merge takes in of it. `output` is a columns_view().
-template <class Output>
-__device__ __forceinline__ void divide_by_sums(PartEnd (&ends)[kColumnsPerThread], Output&& output) {
+template <int kColumns, class Output>
+__device__ __forceinline__ void divide_by_sums(PartEnd (&ends)[kColumns], Output&& output) {
   CUTE_UNROLL
-  for (int c = 0; c < kColumnsPerThread; ++c) {
+  for (int c = 0; c < kColumns; ++c) {
     RowEnd const end = row_end(ends[c].exponent, ends[c].sum);
     CUTE_UNROLL
     for (int r = 0; r < size<1>(output); ++r) { output(c, r) = end.scaled(output(c, r)); }
@@ -25,20 +25,22 @@ __device__ __forceinline__ void divide_by_sums(PartEnd (&ends)[kColumnsPerThread
 template <class Traits>
 class FoldedTile {
  public:
+  static constexpr int kColumns = columns_of_thread(Traits::kQueryRows);
+
   __device__ __forceinline__ FoldedTile() {}
 
   // Takes in the next part, after divide_by_sums(). There is no other before it if it `begins` the tile: until then
   // nothing has been set, which would take instructions in every call.
   template <class Output>
-  __device__ __forceinline__ void add(bool begins, PartEnd const (&ends)[kColumnsPerThread], Output const& output) {
+  __device__ __forceinline__ void add(bool begins, PartEnd const (&ends)[kColumns], Output const& output) {
     if (begins) {
       parts_in_group_ = 0;
       CUTE_UNROLL
-      for (int c = 0; c < kColumnsPerThread; ++c) { group_[c] = all_[c] = MergedRow<kValues>::none(); }
+      for (int c = 0; c < kColumns; ++c) { group_[c] = all_[c] = MergedRow<kValues>::none(); }
     }
     if (parts_in_group_ == kPartsOfGroup) { finish_group(); }
     CUTE_UNROLL
-    for (int c = 0; c < kColumnsPerThread; ++c) {
+    for (int c = 0; c < kColumns; ++c) {
       float values[kValues];
       CUTE_UNROLL
       for (int r = 0; r < kValues; ++r) { values[r] = output(c, r); }
@@ -49,10 +51,10 @@ class FoldedTile {
 
   // What all parts leave.
   template <class Output>
-  __device__ __forceinline__ void finish(PartEnd (&ends)[kColumnsPerThread], Output&& output) {
+  __device__ __forceinline__ void finish(PartEnd (&ends)[kColumns], Output&& output) {
     finish_group();
     CUTE_UNROLL
-    for (int c = 0; c < kColumnsPerThread; ++c) {
+    for (int c = 0; c < kColumns; ++c) {
       ends[c] = {all_[c].top, all_[c].sum};
       CUTE_UNROLL
       for (int r = 0; r < kValues; ++r) { output(c, r) = all_[c].column(r); }
@@ -65,14 +67,14 @@ class FoldedTile {
   __device__ __forceinline__ void finish_group() {
     parts_in_group_ = 0;
     CUTE_UNROLL
-    for (int c = 0; c < kColumnsPerThread; ++c) {
+    for (int c = 0; c < kColumns; ++c) {
       all_[c].add(group_[c]);
       group_[c] = MergedRow<kValues>::none();
     }
   }
 
-  MergedRow<kValues> group_[kColumnsPerThread];
-  MergedRow<kValues> all_[kColumnsPerThread];
+  MergedRow<kValues> group_[kColumns];
+  MergedRow<kValues> all_[kColumns];
   int parts_in_group_;
 };
 

@@ -147,7 +147,7 @@ struct AttentionParams {
   Packing packing;
   MaskParams mask;
   BlockAlignment alignment;  // unit: of pages; its shift is the sequence's
-  int keys_in_l2 = 1;        // of one head: how many keys and values leave room in L2 for other data
+  int keys_in_l2 = 1;        // of one head: keys whose K and V are to run together (PlanRequest::bytes_together())
   int sharing = 1;           // head groups that read the same K and V
   bool listed = false;       // work comes from `schedule`, not from `scheduler`
   int least_queries = 0;     // of the sequences that this kernel takes; the others of its list are another one's

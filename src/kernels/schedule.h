@@ -272,9 +272,9 @@ class Schedule {
   }
 
   // As many as leave prefill the SMs on which it ends no later than decode, but at least those that read as fast as
-  // all. 128 rows take an SM about as long for a block of keys as its share of the memory takes to bring the block, so
-  // units of both kernels count alike. A wrong estimate costs little: idle SMs slow no memory, and prefill goes on
-  // where decode ends. Some more, if then the last round of tiles is full.
+  // all. 128 rows take an SM about as long for a block of keys as its share of an H200's memory takes to bring the
+  // block (of an H100's 1.45 times as long), so units of both kernels count alike. A wrong estimate costs little: idle
+  // SMs slow no memory, and prefill goes on where decode ends. Some more, if then the last round of tiles is full.
   HA_HOST_DEVICE constexpr int ctas_beside_prefill() const {
     constexpr int kUnitsOfTile = 4;  // as long as it takes to start and to end one
     int const prefill =

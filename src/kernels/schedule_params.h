@@ -8,9 +8,9 @@
 namespace hopper_attention {
 
 // Where sequences are at most kMostFewTiles, all with few queries, and their tiles, of all head groups, at most half as
-// many as the CTAs of a call, units are rounded up to whole chunks of the call. A chunk then lies in one tile; one that
-// ends in the next tile is two items, and its CTA is done last. Tiles are cut in proportion to the blocks that they
-// have nevertheless; whether to cut follows from the sums before.
+// many as the CTAs of a call, units are rounded up to whole chunks of the call, where that makes a chunk at most four
+// blocks longer. A chunk then lies in one tile; one that ends in the next tile is two items, and its CTA is done last.
+// Tiles are cut in proportion to the blocks that they have nevertheless; whether to cut follows from the sums before.
 struct FewTiles {
   int ctas = 0;  // 0: units are not rounded
   int head_groups = 1;

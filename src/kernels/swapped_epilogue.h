@@ -1,4 +1,4 @@
-// Of tiles with at most 16 query rows: what the mainloop leaves in registers, O^T and the ends of its columns, -> out
+// Of tiles with at most 32 query rows: what the mainloop leaves in registers, O^T and the ends of its columns, -> out
 // and LSE, the workspace, or the CTAs of the cluster that merge it.
 #pragma once
 
@@ -17,9 +17,11 @@ namespace hopper_attention {
 using namespace cute;
 
 // Writes a tile or a part of one, or sends this CTA's part of it to where it is merged.
-template <class Traits>
+// kRows: of the tile's, the first that may hold queries.
+template <class Traits, int kRows>
 struct SwappedEpilogue {
   using Element = typename Traits::Element;
+  static constexpr int kColumns = columns_of_thread(kRows);
 
   AttentionParams const& params;
   typename Traits::SharedStorage& shared;
@@ -27,38 +29,32 @@ struct SwappedEpilogue {
 
   // A whole tile: through shared memory, so that rows leave in pieces of 16 bytes. `output` is a columns_view().
   template <class Output>
-  __device__ __forceinline__ void store(TileWork const& work, PartEnd const (&parts)[kColumnsPerThread],
+  __device__ __forceinline__ void store(TileWork const& work, PartEnd const (&parts)[kColumns],
                                         Output const& output) const {
     ThreadColumns const place(thread);
     EpilogueParams const& p = params.epilogue;
-    RowEnd ends[kColumnsPerThread];
+    RowEnd ends[kColumns];
     CUTE_UNROLL
-    for (int c = 0; c < kColumnsPerThread; ++c) { ends[c] = row_end(parts[c].exponent, parts[c].sum); }
+    for (int c = 0; c < kColumns; ++c) { ends[c] = row_end(parts[c].exponent, parts[c].sum); }
     if (p.sinks != nullptr) {
       CUTE_UNROLL
-      for (int c = 0; c < kColumnsPerThread; ++c) {
+      for (int c = 0; c < kColumns; ++c) {
         OutputRow const id = output_row(params, work, work.queries.first, place.column(c));
         if (!id.exists) { continue; }
         ends[c] = end_row(ends[c].exponent, ends[c].sum, sink_log2(p.sinks, p.sinks_type, id.head));
       }
     }
-    Element* const rows = reinterpret_cast<Element*>(shared.o);  // (16, Dv), padded
-    Element* const row_of_lane =
-        rows + (thread % 8 + thread / 16 % 2 * 8) * kPitch + thread / 32 * 16 + thread / 8 % 2 * 8;
+    Element* const rows = reinterpret_cast<Element*>(shared.o);  // (rows, Dv), padded
+    TransposedRow const to(thread);
     CUTE_UNROLL
     for (int r = 0; r < size<1>(output); r += 2) {
-      uint32_t matrices[4];
-      CUTE_UNROLL
-      for (int i = 0; i < 4; ++i) {
-        int const c = i / 2 * 2;
-        matrices[i] =
-            packed_pair<Element>(ends[c].scaled(output(c, r + i % 2)), ends[c + 1].scaled(output(c + 1, r + i % 2)));
-      }
-      store_transposed(row_of_lane + r / 2 * 64, matrices);
+      store_transposed<Element, kColumns>(
+          r, [&](int c, int of) { return ends[c].scaled(output(c, of)); },
+          [&](int c) { return rows + (to.row + c * 4) * kPitch + to.column + r / 2 * 64; });
     }
     if (place.first_row == 0) {
       CUTE_UNROLL
-      for (int c = 0; c < kColumnsPerThread; ++c) {
+      for (int c = 0; c < kColumns; ++c) {
         *reinterpret_cast<float2*>(&shared.parts_ends[place.column(c) * 2]) =
             make_float2(ends[c].exponent, ends[c].sum);
       }
@@ -71,19 +67,19 @@ struct SwappedEpilogue {
 
   // A part of a tile to the workspace, from registers: eight lanes write 32 bytes of a row.
   template <class Output>
-  __device__ __forceinline__ void store_part(TileWork const& work, PartEnd const (&parts)[kColumnsPerThread],
+  __device__ __forceinline__ void store_part(TileWork const& work, PartEnd const (&parts)[kColumns],
                                              Output const& output) const {
     ThreadColumns const place(thread);
     PartialParams const& partial = params.epilogue.partial;
     int const head_dim_v = params.epilogue.head_dim_v;
-    RowEnd ends[kColumnsPerThread];
+    RowEnd ends[kColumns];
     CUTE_UNROLL
-    for (int c = 0; c < kColumnsPerThread; ++c) { ends[c] = row_end(parts[c].exponent, parts[c].sum); }
+    for (int c = 0; c < kColumns; ++c) { ends[c] = row_end(parts[c].exponent, parts[c].sum); }
     int const slot = work.slot;  // by all lanes, before some have nothing to write (kActingLane)
     asm volatile("" ::: "memory");
     sync_warpgroup(0);  // all have their ends, before the next tile's maxima take the place of these
     CUTE_UNROLL
-    for (int c = 0; c < kColumnsPerThread; ++c) {
+    for (int c = 0; c < kColumns; ++c) {
       int const row = place.column(c);
       if (row >= partial.rows) { continue; }
       std::int64_t const index = static_cast<std::int64_t>(slot) * partial.rows + row;
@@ -99,12 +95,12 @@ struct SwappedEpilogue {
 
   // This CTA's part of the tile to those of its cluster that merge it.
   template <class Output>
-  __device__ __forceinline__ void send(ClusterMerge<Traits> const& to, PartEnd const (&ends)[kColumnsPerThread],
+  __device__ __forceinline__ void send(ClusterMerge<Traits> const& to, PartEnd const (&ends)[kColumns],
                                        Output const& output, int rows) const {
     ThreadColumns const place(thread);
     int const owner = place.first_row % 8 + thread / 32 * 8;
     CUTE_UNROLL
-    for (int c = 0; c < kColumnsPerThread; c += 2) {
+    for (int c = 0; c < kColumns; c += 2) {
       int const row = place.column(c);
       if (row >= rows) { continue; }
       if (owner < to.parts()) {
@@ -122,12 +118,11 @@ struct SwappedEpilogue {
   static constexpr int kPiece = 16 / sizeof(Element);
   static constexpr int kPieces = Traits::kHeadDimV / kPiece;  // of a row
   static constexpr int kPitch = Traits::kHeadDimV + kPiece;   // rows begin in different banks
-  static_assert(Traits::kQueryRows * kPitch <= Traits::kSlabElementsO);
+  static_assert(kRows * kPitch <= Traits::kSlabElementsO);
 
   __device__ __forceinline__ void write(TileWork const& work, Element const* rows) const {
     EpilogueParams const& p = params.epilogue;
-    int const existing =
-        min_of((work.queries.last + 1 - work.queries.first) * params.packing.heads.divisor, Traits::kQueryRows);
+    int const existing = min_of((work.queries.last + 1 - work.queries.first) * params.packing.heads.divisor, kRows);
     CUTE_NO_UNROLL
     for (int i = thread; i < existing * kPieces; i += cutlass::NumThreadsPerWarpGroup) {
       int const row = i / kPieces;

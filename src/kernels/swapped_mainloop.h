@@ -1,7 +1,7 @@
-// The consumer warpgroup of tiles with at most 16 query rows: S^T = K Q^T, online softmax down the columns, O^T += V^T
-// P^T. The keys take the rows of the WGMMA and the queries its columns, of which there may be 16 instead of 64 rows: a
-// block takes a quarter of the instructions that a tile of 64 rows needs, and most of a short call is the time in which
-// instructions arrive for the first time.
+// The consumer warpgroup of tiles with at most 32 query rows: S^T = K Q^T, online softmax down the columns, O^T += V^T
+// P^T. The keys take the rows of the WGMMA and the queries its columns, of which there may be 16 or 32 instead of 64
+// rows: with 16 a block takes a quarter of the instructions that a tile of 64 rows needs, and most of a short call is
+// the time in which instructions arrive for the first time.
 //
 // Source of the method: operands swapped as in XQA (mha_sm90.cu of TensorRT-LLM and FlashInfer); the online softmax is
 // that of softmax.h.
@@ -23,17 +23,20 @@ namespace hopper_attention {
 
 using namespace cute;
 
-template <class Traits>
+// For one tile, of whose rows the first kRows may hold queries.
+template <class Traits, int kRows>
 class SwappedMainloop {
  public:
   using Element = typename Traits::Element;
   using SharedStorage = typename Traits::SharedStorage;
   using State = RingState<Traits::kStages>;
-  static constexpr int kRows = Traits::kTile.rows;
-  static_assert(kRows == 16);
+  using MmaQk = typename Traits::template MmaQkOf<kRows>;
+  using MmaPv = typename Traits::template MmaPvOf<kRows>;
+  static constexpr int kColumns = columns_of_thread(kRows);
+  static_assert(kRows <= Traits::kQueryRows && (kRows == 16 || kRows == 32));
 
   // O^T, without the division by the sums of its columns.
-  using Output = decltype(partition_fragment_C(typename Traits::MmaPv{}, Shape<Int<Traits::kHeadDimV>, Int<kRows>>{}));
+  using Output = decltype(partition_fragment_C(MmaPv{}, Shape<Int<Traits::kHeadDimV>, Int<kRows>>{}));
 
   __device__ __forceinline__ SwappedMainloop(AttentionParams const& params, SharedStorage& shared, int thread)
       : params_(params), shared_(shared), thread_(thread), place_(thread) {}
@@ -44,7 +47,7 @@ class SwappedMainloop {
   __device__ __forceinline__ void mma(TileWork const& work, int q_slot, State& read, AfterScores after_scores) {
     clear(output_);
     CUTE_UNROLL
-    for (int c = 0; c < kColumnsPerThread; ++c) {
+    for (int c = 0; c < kColumns; ++c) {
       max_[c] = params_.softmax.lowest_score;
       sum_[c] = 0.0F;
     }
@@ -58,15 +61,15 @@ class SwappedMainloop {
     }
   }
 
-  __device__ __forceinline__ auto output() { return columns_view(output_); }
+  __device__ __forceinline__ auto output() { return columns_view<kColumns>(output_); }
 
   // What the thread's columns end with. All threads of the warpgroup, once for a tile; the caller syncs them before the
   // next one.
-  __device__ __forceinline__ void finish(PartEnd (&ends)[kColumnsPerThread]) {
-    float4 warps[kColumnsPerThread];
+  __device__ __forceinline__ void finish(PartEnd (&ends)[kColumns]) {
+    float4 warps[kColumns];
     across_keys(sum_, [](float a, float b) { return a + b; }, warps);
     CUTE_UNROLL
-    for (int c = 0; c < kColumnsPerThread; ++c) {
+    for (int c = 0; c < kColumns; ++c) {
       float const sum = sum_with(max_[c], (warps[c].x + warps[c].y) + (warps[c].z + warps[c].w), params_.softmax);
       ends[c] = {exponent_with(exponent(max_[c]), sum), sum};
     }
@@ -87,25 +90,33 @@ class SwappedMainloop {
   }
 
   // Combines each column's values over all lanes of a warp that hold some of it, and gives those of the four warps.
-  // With every step a lane keeps half of the columns, so that the last one combines one value. A caller syncs the
-  // warpgroup before the next call.
+  // With every step a lane keeps half of the columns, until it has one. A caller syncs the warpgroup before the next
+  // call.
   template <class Combine>
-  __device__ __forceinline__ void across_keys(float const (&values)[kColumnsPerThread], Combine combine,
-                                              float4 (&warps)[kColumnsPerThread]) {
-    static_assert(kColumnsPerThread == 4 && cutlass::NumWarpsPerWarpGroup == 4);
-    auto const exchanged = [&](float mine, float theirs, int lanes) {
-      return combine(mine, __shfl_xor_sync(0xffffffff, theirs, lanes));
-    };
-    bool const right = (thread_ & 16) != 0;
-    float const first = exchanged(right ? values[2] : values[0], right ? values[0] : values[2], 16);
-    float const second = exchanged(right ? values[3] : values[1], right ? values[1] : values[3], 16);
-    bool const odd = (thread_ & 8) != 0;
-    float own = exchanged(odd ? second : first, odd ? first : second, 8);
-    own = exchanged(own, own, 4);
-    shared_.across_warps[place_.column((right ? 2 : 0) + (odd ? 1 : 0))][thread_ / 32] = own;  // by two lanes
+  __device__ __forceinline__ void across_keys(float const (&values)[kColumns], Combine combine,
+                                              float4 (&warps)[kColumns]) {
+    static_assert(kColumns <= 8 && cutlass::NumWarpsPerWarpGroup == 4);
+    float own[kColumns];
+    CUTE_UNROLL
+    for (int c = 0; c < kColumns; ++c) { own[c] = values[c]; }
+    int column = 0;  // of the thread's, the first that this lane keeps
+    int count = kColumns;
+    CUTE_UNROLL
+    for (int lanes = 16; lanes >= 4; lanes /= 2) {
+      bool const upper = count > 1 && (thread_ & lanes) != 0;
+      count = max_of(1, count / 2);
+      if (upper) { column += count; }
+      CUTE_UNROLL
+      for (int c = 0; c < count; ++c) {
+        float const other = own[lanes == 4 && kColumns == 4 ? c : c + count];
+        float const theirs = __shfl_xor_sync(0xffffffff, upper ? own[c] : other, lanes);
+        own[c] = combine(upper ? other : own[c], theirs);
+      }
+    }
+    shared_.across_warps[place_.column(column)][thread_ / 32] = own[0];  // where lanes have the same, by both
     sync_warpgroup(0);
     CUTE_UNROLL
-    for (int c = 0; c < kColumnsPerThread; ++c) {
+    for (int c = 0; c < kColumns; ++c) {
       warps[c] = *reinterpret_cast<float4 const*>(shared_.across_warps[place_.column(c)]);
     }
   }
@@ -116,7 +127,7 @@ class SwappedMainloop {
     KeyInterval const own =
         visible(params_.mask, work.queries.first + params_.packing.heads.quotient(row), work.sequence.len);
     CUTE_UNROLL
-    for (int c = 0; c < kColumnsPerThread; ++c) {
+    for (int c = 0; c < kColumns; ++c) {
       keys_[c].begin = __shfl_sync(0xffffffff, own.begin, place_.column(c));
       keys_[c].end = __shfl_sync(0xffffffff, own.end, place_.column(c));
     }
@@ -125,12 +136,13 @@ class SwappedMainloop {
   template <class AfterScores, class Capped>
   __device__ __forceinline__ void all_blocks(TileWork const& work, int q_slot, State& read, AfterScores after_scores,
                                              Capped) {
-    cute::Tensor sQ = make_tensor(make_smem_ptr(shared_.q[q_slot][0]), typename Traits::LayoutQ{});  // (16, D)
-    cute::Tensor sK = make_tensor(make_smem_ptr(shared_.slot(0)), typename Traits::LayoutK{});       // (keys, D, slots)
+    cute::Tensor sQ = local_tile(make_tensor(make_smem_ptr(shared_.q[q_slot][0]), typename Traits::LayoutQ{}),
+                                 Shape<Int<kRows>, Int<Traits::kHeadDim>>{}, make_coord(_0{}, _0{}));  // (rows, D)
+    cute::Tensor sK = make_tensor(make_smem_ptr(shared_.slot(0)), typename Traits::LayoutK{});    // (keys, D, slots)
     cute::Tensor sVt = make_tensor(make_smem_ptr(shared_.slot(0)), typename Traits::LayoutVt{});  // (Dv, keys, slots)
-    cute::Tensor sP = make_tensor(make_smem_ptr(shared_.p[0]), typename Traits::LayoutP{});       // (16, keys, 2)
-    typename Traits::MmaQk mma_qk;
-    typename Traits::MmaPv mma_pv;
+    cute::Tensor sP = make_tensor(make_smem_ptr(shared_.p[0]), Traits::template layout_p<kRows>());  // (rows, keys, 2)
+    MmaQk mma_qk;
+    MmaPv mma_pv;
     auto const thread_qk = mma_qk.get_thread_slice(thread_);
     auto const thread_pv = mma_pv.get_thread_slice(thread_);
     cute::Tensor tSrK = thread_qk.partition_fragment_A(sK);   // (MMA, keys / 64, D / 16, slots)
@@ -138,18 +150,19 @@ class SwappedMainloop {
     cute::Tensor tOrV = thread_pv.partition_fragment_A(sVt);  // (MMA, Dv / 64, keys / 16, slots)
     cute::Tensor tOrP = thread_pv.partition_fragment_B(sP);   // (MMA, 1, keys / 16, 2)
     cute::Tensor tSrS = partition_fragment_C(mma_qk, Shape<Int<Traits::kKeys>, Int<kRows>>{});  // (MMA, keys / 64, 1)
-    cute::Tensor tSrX = make_tensor_like(tSrS);  // scores or probabilities of the block that is worked on
-    auto scores = columns_view(tSrX);            // (4, keys / 32)
-    auto output = columns_view(output_);         // (4, Dv / 32)
+    cute::Tensor tSrX = make_tensor_like(tSrS);     // scores or probabilities of the block that is worked on
+    auto scores = columns_view<kColumns>(tSrX);     // (columns of a thread, keys / 32)
+    auto output = columns_view<kColumns>(output_);  // (columns of a thread, Dv / 32)
 
-    float shrink[kColumnsPerThread];
-    float offset[kColumnsPerThread];
+    TransposedRow const to(thread_);
+    float shrink[kColumns];
+    float offset[kColumns];
     // S of a block -> tSrX, -inf where a column does not see the key; column maxima, and what O and the sums shrink by.
     auto const update_max = [&](int first_key) __attribute__((always_inline)) {
-      auto const from = columns_view(tSrS);
-      float block[kColumnsPerThread];
+      auto const from = columns_view<kColumns>(tSrS);
+      float block[kColumns];
       CUTE_UNROLL
-      for (int c = 0; c < kColumnsPerThread; ++c) {
+      for (int c = 0; c < kColumns; ++c) {
         unsigned const seen = static_cast<unsigned>(keys_[c].end - keys_[c].begin);
         int const first = first_key + place_.row(0) - keys_[c].begin;
         block[c] = -INFINITY;
@@ -161,24 +174,21 @@ class SwappedMainloop {
           block[c] = fmaxf(block[c], scores(c, r));
         }
       }
-      float4 warps[kColumnsPerThread];
+      float4 warps[kColumns];
       across_keys(block, [](float a, float b) { return fmaxf(a, b); }, warps);
       CUTE_UNROLL
-      for (int c = 0; c < kColumnsPerThread; ++c) {
+      for (int c = 0; c < kColumns; ++c) {
         float const before = max_[c];
         max_[c] = fmaxf(fmaxf(fmaxf(warps[c].x, warps[c].y), fmaxf(warps[c].z, warps[c].w)), before);
         offset[c] = exponent(max_[c]);
         shrink[c] = exp2_approx(exponent(before) - offset[c]);
       }
     };
-    // Where this lane's row of the matrices that store_transposed() takes lies: they are (8 queries, 8 keys).
-    int const p_row = thread_ % 8 + thread_ / 16 % 2 * 8;
-    int const p_key = thread_ / 32 * 16 + thread_ / 8 % 2 * 8;
     // Scores and maxima -> P, in shared memory; O and the sums shrink.
     auto const exponentiate = [&]() __attribute__((always_inline)) {
       turn_ ^= 1;
       CUTE_UNROLL
-      for (int c = 0; c < kColumnsPerThread; ++c) {
+      for (int c = 0; c < kColumns; ++c) {
         CUTE_UNROLL
         for (int r = 0; r < size<1>(output); ++r) { output(c, r) *= shrink[c]; }
         sum_[c] *= shrink[c];
@@ -190,12 +200,8 @@ class SwappedMainloop {
       }
       CUTE_UNROLL
       for (int r = 0; r < size<1>(scores); r += 2) {
-        uint32_t matrices[4];
-        CUTE_UNROLL
-        for (int i = 0; i < 4; ++i) {
-          matrices[i] = packed_pair<Element>(scores(i / 2 * 2, r + i % 2), scores(i / 2 * 2 + 1, r + i % 2));
-        }
-        store_transposed(&sP(p_row, p_key + r / 2 * 64, turn_), matrices);
+        store_transposed<Element, kColumns>(r, scores,
+                                            [&](int c) { return &sP(to.row + c * 4, to.column + r / 2 * 64, turn_); });
       }
       tma_store_fence();  // ordinary stores before the reads of WGMMA
       sync_warpgroup(0);
@@ -253,9 +259,9 @@ class SwappedMainloop {
   int thread_;
   ThreadColumns place_;
   Output output_;
-  float max_[kColumnsPerThread];  // of the scores, unscaled
-  float sum_[kColumnsPerThread];  // of this thread's keys until finish()
-  KeyInterval keys_[kColumnsPerThread];
+  float max_[kColumns];  // of the scores, unscaled
+  float sum_[kColumns];  // of this thread's keys until finish()
+  KeyInterval keys_[kColumns];
   int turn_ = 0;  // buffer of P
 };
 

@@ -1,4 +1,4 @@
-// Which part of an accumulator of the transposed products, keys or columns of V times at most 16 queries, a thread
+// Which part of an accumulator of the transposed products, keys or columns of V times at most 32 queries, a thread
 // holds.
 #pragma once
 
@@ -10,15 +10,15 @@ namespace hopper_attention {
 
 using namespace cute;
 
-// Rows of the tile, which are columns here, of which a thread holds some scores and some of O.
-inline constexpr int kColumnsPerThread = 4;
+// Of the rows of a tile, which are columns here, those of which a thread holds some scores and some of O.
+constexpr int columns_of_thread(int rows) { return rows / 4; }
 
-// An accumulator of 64 m x 16 as (column, row) of this thread: (4, 2 m).
-template <class Accumulator>
+// An accumulator of 64 m x 4 kColumns as (column, row) of this thread: (kColumns, 2 m).
+template <int kColumns, class Accumulator>
 __device__ __forceinline__ auto columns_view(Accumulator& acc) {
-  constexpr int kTiles = decltype(size(acc))::value / 8;
-  return make_tensor(acc.data(),
-                     Layout<Shape<Shape<_2, _2>, Shape<_2, Int<kTiles>>>, Stride<Stride<_1, _4>, Stride<_2, _8>>>{});
+  constexpr int kTiles = decltype(size(acc))::value / (2 * kColumns);
+  return make_tensor(acc.data(), Layout<Shape<Shape<_2, Int<kColumns / 2>>, Shape<_2, Int<kTiles>>>,
+                                        Stride<Stride<_1, _4>, Stride<_2, Int<2 * kColumns>>>>{});
 }
 
 // Where the thread's column c and its row r of a columns_view() lie in the accumulator.
@@ -33,13 +33,6 @@ struct ThreadColumns {
   __device__ __forceinline__ int row(int r) const { return first_row + r % 2 * 8 + r / 2 * 64; }
 };
 
-// Stores 8x8 matrices of 16-bit values, of which each thread holds two columns of a row, with rows and columns
-// exchanged. `row` is where the row of this lane's matrix goes: lanes 0 to 7 have those of the first one.
-template <class Element>
-__device__ __forceinline__ void store_transposed(Element* row, uint32_t (&matrices)[4]) {
-  SM90_U16x8_STSM_T::copy(matrices[0], matrices[1], matrices[2], matrices[3], *reinterpret_cast<uint128_t*>(row));
-}
-
 // Two values as one register of 16-bit ones.
 template <class Element>
 __device__ __forceinline__ uint32_t packed_pair(float a, float b) {
@@ -47,5 +40,33 @@ __device__ __forceinline__ uint32_t packed_pair(float a, float b) {
   auto const rounded = cutlass::NumericArrayConverter<Element, float, 2>{}(pair);
   return reinterpret_cast<uint32_t const&>(rounded);
 }
+
+// Stores rows r and r + 1 of a columns_view(), rounded, with rows and columns exchanged: as matrices of 8x8, four at a
+// time. value(c, r) is what the thread has; row(c) is where this lane writes 8 values of those that begin at column c
+// of a thread: it has TransposedRow::row of 16 columns, and its values begin at TransposedRow::column.
+template <class Element, int kColumns, class Value, class Row>
+__device__ __forceinline__ void store_transposed(int r, Value value, Row row) {
+  CUTE_UNROLL
+  for (int first = 0; first < kColumns; first += 4) {
+    uint32_t matrices[4];
+    CUTE_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      int const c = first + i / 2 * 2;
+      matrices[i] = packed_pair<Element>(value(c, r + i % 2), value(c + 1, r + i % 2));
+    }
+    SM90_U16x8_STSM_T::copy(matrices[0], matrices[1], matrices[2], matrices[3],
+                            *reinterpret_cast<uint128_t*>(row(first)));
+  }
+}
+
+// Where a lane writes what store_transposed() exchanges: which of 16 rows of the tile, and from which key or column of
+// V on, of those of the first 64.
+struct TransposedRow {
+  int row;
+  int column;
+
+  __device__ __forceinline__ explicit TransposedRow(int thread)
+      : row(thread % 8 + thread / 16 % 2 * 8), column(thread / 32 * 16 + thread / 8 % 2 * 8) {}
+};
 
 }  // namespace hopper_attention

@@ -12,17 +12,16 @@ namespace hopper_attention {
 
 // Dense calls choose among the tiles of a head dim by what they cost; also that of kDecode where its cost is known, for
 // grids so small that the longest tile is what they wait for. Where lengths are on the device, there is one
-// tile for many queries, one for few and one for those that 16 rows hold; the blocks of the last two have as many keys,
-// since schedules count them together. Tiles of kRagged that are never cut, of keys without pages, have kernels of
-// their own, kWhole, and kShort where sequences are short in the mean. So have tiles of fewer rows, for calls in which
-// those of kRagged would leave SMs idle: kSmallGrid, which are never cut, and kSmallParts, of which all are in as many
-// parts. Schedules count the tiles of kRagged all the same. kPaired is for so few tiles that each has an SM, of which
-// some are long and some short, or so few that each has several: the thread blocks of a cluster share a long one and a
-// short one.
-// Softcap for many queries, in dense calls too, has kernels of its own with the tiles of kRagged. Those of kFewRows
-// have two more: for batch_invariant, since what merges parts would take short calls 0.2 us, and for tiles that follow
-// from their index, whose calls take 0.97 of the time without the code that looks for others, gathers keys or caps
-// scores.
+// tile for many queries, one for few and those for what 16 or 32 rows hold; the blocks of the last three have as many
+// keys, since schedules count them together. Tiles of kRagged that are never cut, of keys without pages, have kernels
+// of their own, kWhole, and kShort where sequences are short in the mean. So have tiles of fewer rows, for calls in
+// which those of kRagged would leave SMs idle: kSmallGrid, which are never cut, and kSmallParts, of which all are in as
+// many parts. Schedules count the tiles of kRagged all the same. kPaired is for so few tiles that each has an SM, of
+// which some are long and some short, or so few that each has several: the thread blocks of a cluster share a long one
+// and a short one. Softcap for many queries, in dense calls too, has kernels of its own with the tiles of kRagged.
+// Those of kFewRows have two more: for batch_invariant, since what merges parts would take short calls 0.2 us, and for
+// tiles that follow from their index, whose calls take 0.97 of the time without the code that looks for others, gathers
+// keys or caps scores; those of kSomeRows one more, since batch_invariant has no tile of 32 rows.
 enum class TileUse : std::uint8_t {
   kDense,
   kRagged,
@@ -35,7 +34,9 @@ enum class TileUse : std::uint8_t {
   kDecode,
   kFewRows,
   kFewRowsByIndex,
-  kFewRowsInParts
+  kFewRowsInParts,
+  kSomeRows,
+  kSomeRowsByIndex
 };
 
 constexpr Calls calls_of(TileUse use) {
@@ -55,6 +56,7 @@ constexpr Calls calls_of(TileUse use) {
     case TileUse::kCapped:
       return Calls::kCapped;
     case TileUse::kFewRowsByIndex:
+    case TileUse::kSomeRowsByIndex:
       return Calls::kByIndex;
     case TileUse::kFewRowsInParts:
       return Calls::kInParts;
@@ -203,6 +205,26 @@ inline constexpr std::array kTiles{
     TileRow{TileUse::kFewRowsInParts, {16, 64, 192, 128, 8}, "as without batch_invariant"},
     TileRow{TileUse::kFewRowsInParts, {16, 64, 192, 192, 8}, "as without batch_invariant"},
     TileRow{TileUse::kFewRowsInParts, {16, 64, 256, 256, 6}, "as without batch_invariant"},
+    TileRow{TileUse::kSomeRows,
+            {32, 128, 64, 64, 4, 2},
+            "queries are the columns of S and O: 16 x 5 queries on 64 keys, 16/4 heads, 0.83 of the time of 64 rows"},
+    TileRow{TileUse::kSomeRows,
+            {32, 128, 128, 128, 5},
+            "queries are the columns of S and O: 16 x 5 queries on 64 keys, 16/4 heads, 0.83 of the time of 64 rows"},
+    TileRow{TileUse::kSomeRows,
+            {32, 64, 192, 128, 7},
+            "queries are the columns of S and O: 16 x 5 queries on 64 keys, 16/4 heads, 0.83 of the time of 64 rows"},
+    TileRow{TileUse::kSomeRows,
+            {32, 64, 192, 192, 7},
+            "queries are the columns of S and O: 16 x 5 queries on 64 keys, 16/4 heads, 0.83 of the time of 64 rows"},
+    TileRow{TileUse::kSomeRows,
+            {32, 64, 256, 256, 5},
+            "queries are the columns of S and O: 16 x 5 queries on 64 keys, 16/4 heads, 0.83 of the time of 64 rows"},
+    TileRow{TileUse::kSomeRowsByIndex, {32, 128, 64, 64, 4, 2}, "as where a schedule may have them"},
+    TileRow{TileUse::kSomeRowsByIndex, {32, 128, 128, 128, 5}, "as where a schedule may have them"},
+    TileRow{TileUse::kSomeRowsByIndex, {32, 64, 192, 128, 7}, "as where a schedule may have them"},
+    TileRow{TileUse::kSomeRowsByIndex, {32, 64, 192, 192, 7}, "as where a schedule may have them"},
+    TileRow{TileUse::kSomeRowsByIndex, {32, 64, 256, 256, 5}, "as where a schedule may have them"},
 };
 
 // The first row for the smallest head dims that hold (head_dim, head_dim_v); nullptr if none does.

@@ -11,8 +11,9 @@ namespace hopper_attention {
 inline constexpr int kSlabRows = 64;    // query rows of one consumer warpgroup
 inline constexpr int kRowsOfWarp = 16;  // of these
 
-// Query rows that the tiles for few of them hold.
+// Query rows that the tiles for few of them hold, and those for some more.
 inline constexpr int kMostFewRows = 16;
+inline constexpr int kMostSomeRows = 32;
 
 // Whether the slabs of a tile visit only blocks of which they see something. Where a tile has more rows than its blocks
 // have keys, a mask may hide its last blocks from its upper slabs.

@@ -100,24 +100,31 @@ struct AttentionTraits {
   template <int kColumns>
   using AtomMn = conditional_t<kColumns == 64, GMMA::Layout_MN_SW128_Atom<Element>, GMMA::Layout_MN_SW64_Atom<Element>>;
 
+  // kRows: of a tile that has them as columns.
+  template <int kRows>
   static constexpr auto select_qk() {
     if constexpr (kSwapped) {
-      return GMMA::ss_op_selector<Element, Element, float, Shape<Int<kKeys>, Int<kQueryRows>, Int<kHeadDim>>>();
+      return GMMA::ss_op_selector<Element, Element, float, Shape<Int<kKeys>, Int<kRows>, Int<kHeadDim>>>();
     } else {
       return select_mma_qk<Element, kKeys, kHeadDim>();
     }
   }
+  template <int kRows>
   static constexpr auto select_pv() {
     if constexpr (kSwapped) {
-      return GMMA::ss_op_selector<Element, Element, float, Shape<Int<kHeadDimV>, Int<kQueryRows>, Int<kKeys>>,
+      return GMMA::ss_op_selector<Element, Element, float, Shape<Int<kHeadDimV>, Int<kRows>, Int<kKeys>>,
                                   GMMA::Major::MN, GMMA::Major::K>();
     } else {
       return GMMA::rs_op_selector<Element, Element, float, Shape<Int<kSlabRows>, Int<kHeadDimV>, Int<kKeys>>,
                                   GMMA::Major::K, GMMA::Major::MN>();
     }
   }
-  using MmaQk = decltype(make_tiled_mma(select_qk()));
-  using MmaPv = decltype(make_tiled_mma(select_pv()));
+  template <int kRows>
+  using MmaQkOf = decltype(make_tiled_mma(select_qk<kRows>()));
+  template <int kRows>
+  using MmaPvOf = decltype(make_tiled_mma(select_pv<kRows>()));
+  using MmaQk = MmaQkOf<kQueryRows>;
+  using MmaPv = MmaPvOf<kQueryRows>;
 
   // A ring slot holds one block of K or of V. Where V is narrower, slots of two sizes leave room for more keys.
   static constexpr bool kPairs = !kDecode && kHeadDimV < kHeadDim;
@@ -151,10 +158,12 @@ struct AttentionTraits {
 
   // P of a tile of few rows, as second operand of O^T = V^T P^T. Two take turns: while a fast warp writes the next one,
   // the product of a slow one may still read.
-  using LayoutOfOneP = decltype(tile_to_shape(AtomK<64>{}, Shape<Int<kQueryRows>, Int<kSwapped ? kKeys : 64>>{}));
-  using LayoutP = decltype(make_composed_layout(
-      LayoutOfOneP{}.layout_a(), LayoutOfOneP{}.offset(),
-      append(LayoutOfOneP{}.layout_b(), make_layout(_2{}, Int<kQueryRows*(kSwapped ? kKeys : 64)>{}))));
+  template <int kRows>
+  CUTE_HOST_DEVICE static constexpr auto layout_p() {
+    auto const one = tile_to_shape(AtomK<64>{}, Shape<Int<kRows>, Int<kKeys>>{});
+    return make_composed_layout(one.layout_a(), one.offset(),
+                                append(one.layout_b(), make_layout(_2{}, Int<kRows * kKeys>{})));
+  }
   static constexpr int kElementsP = kSwapped ? kQueryRows * kKeys : 8;
 
   static constexpr int kSlabElementsQ = kQueryRows * kHeadDim;

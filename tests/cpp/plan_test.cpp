@@ -299,8 +299,11 @@ TEST_CASE("plan: tiles of few rows that follow from their index have kernels wit
   Problem in_parts = decode;
   in_parts.batch_invariant = true;
   CHECK(calls_of(in_parts) == Calls::kInParts);
+  Problem some_rows = decode;
+  some_rows.seqlen_q = 4;
+  CHECK(calls_of(some_rows) == Calls::kByIndex);
   Problem many_rows = decode;
-  many_rows.seqlen_q = 4;
+  many_rows.seqlen_q = 5;
   CHECK(calls_of(many_rows) == Calls::kAll);
 }
 
@@ -909,15 +912,18 @@ TEST_CASE("plan: tiles of a ragged call with many rows follow from the head dims
           // Head dims without a tile of few rows have those of 64.
           bool const known = find_tile(head_dim, head_dim, TileUse::kFewRows)->tile.head_dim ==
                              find_tile(head_dim, head_dim, TileUse::kDecode)->tile.head_dim;
-          // Beside prefill those with few queries are those that 16 rows hold; without, all may have as many as 64
+          // Beside prefill those with few queries are those that 32 rows hold; without, all may have as many as 64
           // hold. Here all sequences have the same number of queries, so that none has fewer than the others.
-          bool const many_without_prefill = 4 * seqlen_q > 16 && (4 * seqlen_q <= 64 || batch_invariant);
+          bool const many_without_prefill =
+              4 * seqlen_q > (batch_invariant ? 16 : 32) && (4 * seqlen_q <= 64 || batch_invariant);
           bool const few = !many_without_prefill && known;
+          bool const in_sixteen = 4 * seqlen_q <= 16 || batch_invariant;
           Plan const made = plan(p, card(114));
           for (KernelPlan const& kernel : made.kernels) {
             TileUse const of_few = batch_invariant ? TileUse::kFewRowsInParts
-                                   : made.listed   ? TileUse::kFewRows
-                                                   : TileUse::kFewRowsByIndex;
+                                   : made.listed   ? (in_sixteen ? TileUse::kFewRows : TileUse::kSomeRows)
+                                   : in_sixteen    ? TileUse::kFewRowsByIndex
+                                                   : TileUse::kSomeRowsByIndex;
             TileUse const decode = few ? of_few : TileUse::kDecode;
             TileUse const use = kernel.family == KernelFamily::kDecode ? decode
                                 : kernel.may_split                     ? TileUse::kRagged
@@ -1825,32 +1831,62 @@ TEST_CASE("tiles: few rows have kernels of their own by index and with batch_inv
   CHECK(count == 5);
 }
 
-TEST_CASE("tiles: a schedule counts the blocks of a call whichever of the two decode tiles it uses") {
+TEST_CASE("tiles: some rows have a kernel of their own by index, and tiles wherever few rows have them") {
   for (TileRow const& row : kTiles) {
-    if (row.use != TileUse::kFewRows) { continue; }
+    auto const found = [&](TileUse use) { return find_tile(row.tile.head_dim, row.tile.head_dim_v, use)->tile; };
+    if (row.use == TileUse::kFewRows) {
+      TileConfig const some = found(TileUse::kSomeRows);
+      CHECK((some.head_dim == row.tile.head_dim && some.head_dim_v == row.tile.head_dim_v));
+      CHECK((some.rows == kMostSomeRows && some.per_sm == row.tile.per_sm));
+    }
+    if (row.use == TileUse::kSomeRows) {
+      TileConfig same = row.tile;
+      same.calls = Calls::kByIndex;
+      CHECK(found(TileUse::kSomeRowsByIndex) == same);
+    }
+  }
+}
+
+TEST_CASE("tiles: a schedule counts the blocks of a call whichever of the decode tiles it uses") {
+  for (TileRow const& row : kTiles) {
+    if (row.use != TileUse::kFewRows && row.use != TileUse::kSomeRows) { continue; }
     CAPTURE(row.tile.head_dim);
     CHECK(find_tile(row.tile.head_dim, row.tile.head_dim_v, TileUse::kDecode)->tile.keys == row.tile.keys);
   }
 }
 
-TEST_CASE("plan: 16 rows take the tile of few rows, one more the tile of 64") {
-  for (auto const& [seqlen_q, heads_q, few] : {std::tuple{1, 8, true},
-                                               {4, 32, true},
-                                               {2, 64, true},
-                                               {16, 8, true},
-                                               {5, 32, false},
-                                               {17, 8, false},
-                                               {3, 64, false},
-                                               {1, 136, false}}) {
+TEST_CASE("plan: 16 rows take the tile of few rows, one more that of 32, and 33 that of 64") {
+  constexpr TileUse kFew = TileUse::kFewRowsByIndex;
+  constexpr TileUse kSome = TileUse::kSomeRowsByIndex;
+  constexpr TileUse kMany = TileUse::kDecode;
+  for (auto const& [seqlen_q, heads_q, use] : {std::tuple{1, 8, kFew},
+                                               {4, 32, kFew},
+                                               {2, 64, kFew},
+                                               {16, 8, kFew},
+                                               {5, 32, kSome},
+                                               {17, 8, kSome},
+                                               {3, 64, kSome},
+                                               {1, 136, kSome},
+                                               {8, 32, kSome},
+                                               {32, 8, kSome},
+                                               {9, 32, kMany},
+                                               {33, 8, kMany},
+                                               {5, 64, kMany},
+                                               {1, 264, kMany}}) {
     CAPTURE(seqlen_q);
     CAPTURE(heads_q);
     for (int const forced_cluster : {0, -1}) {
       Problem const p = problem(2, seqlen_q, 1000, heads_q, 8, 128);
       Plan const made = testing::plan_with(p, card(132), {.cluster = forced_cluster});
       REQUIRE(made.kernel == KernelFamily::kDecode);
-      CHECK(made.tile == find_tile(128, 128, few ? TileUse::kFewRowsByIndex : TileUse::kDecode)->tile);
+      CHECK(made.tile == find_tile(128, 128, use)->tile);
     }
   }
+  // With batch_invariant the tile of 64 follows that of 16: more kernels that each look for their sequences take
+  // longer.
+  Problem invariant = problem(2, 5, 1000, 32, 8, 128);
+  invariant.batch_invariant = true;
+  CHECK(plan(invariant, card(132)).tile.rows == 64);
   // A build with head dim 96 alone has all that its calls need.
   CHECK(plan(problem(2, 1, 1000, 8, 8, 96), card(132)).tile.head_dim == 96);
 }
@@ -1868,7 +1904,7 @@ TEST_CASE("plan: the next call starts early unless half of its clusters would ha
   CHECK(plan(problem(2, 512, 4096, 32, 8, 128, true), card(132)).starts_early);
 }
 
-TEST_CASE("plan: a decode kernel of 16 rows that is alone merges its parts, and has words to count them in") {
+TEST_CASE("plan: a decode kernel of up to 32 rows that is alone merges its parts, and has words to count them in") {
   auto const lengths_up_to = [](int queries) {
     Problem p = ragged(queries, 1'000'000, 128, 16);
     p.num_splits = 0;
@@ -1885,7 +1921,8 @@ TEST_CASE("plan: a decode kernel of 16 rows that is alone merges its parts, and 
   CHECK(alone.workspace_bytes >= parts + 8 * (1 + kernel.partial_slots));
 
   CHECK(merges(lengths_up_to(4)));
-  CHECK_FALSE(merges(lengths_up_to(8)));    // 32 rows
+  CHECK(merges(lengths_up_to(8)));
+  CHECK_FALSE(merges(lengths_up_to(9)));    // 36 rows
   CHECK_FALSE(merges(lengths_up_to(512)));  // prefill and decode
   Problem p = lengths_up_to(1);
   p.num_splits = 1;

@@ -552,11 +552,13 @@ std::string coverage_fault(Call const& call, KernelPlan const& kernel, Attention
   int const queries = params.packing.queries_per_slab * slabs_of(kernel.tile);
   bool const by_cluster = kernel.family == KernelFamily::kDecode && takes_whole_tiles(work_of(params));
   int const few = schedule_kernel_of(call).decode.queries;
+  // Kernels that find their tiles without a schedule have classes of their own.
+  bool const by_rows = call.plan.kernels.front().least_queries > 0;
   std::size_t expected = 0;
   for (int b = 0; b < call.problem.batch; ++b) {
     Sequence const sequence = sequence_at(call.sequences, b);
     bool const mine =
-        call.plan.kernels.size() == 1 || (sequence.len.q <= few) == (kernel.family == KernelFamily::kDecode);
+        call.plan.kernels.size() == 1 || by_rows || (sequence.len.q <= few) == (kernel.family == KernelFamily::kDecode);
     if (!mine || !params.takes(sequence)) { continue; }
     for (int m = 0; m * queries < sequence.len.q; ++m) {
       QueryRange const rows = query_range(params.packing, slabs_of(kernel.tile), m, sequence.len.q);

@@ -269,7 +269,7 @@ def call_of(batch: int, head_dim: int, head_dim_v: int, heads_q: int, heads_k: i
     """Blocks as the plan of a call of one query each says whose lengths may be long; none where 64 rows share a tile."""
     bounds = {"batch": batch, "max_seqlen_q": 1, "max_seqlen_k": 1 << 20, "total_q": batch, "num_splits": 0}
     plan, packed = plan_of((head_dim, head_dim_v), (heads_q, heads_k), **bounds)
-    few_rows = any(re.search(r"^tile: .*decode 16 rows", reason) for reason in plan.reasons)
+    few_rows = any(re.search(r"^tile: .*decode (16|32) rows", reason) for reason in plan.reasons)
     return Call(plan.ctas if few_rows else 0, heads_q // packed)
 
 

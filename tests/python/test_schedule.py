@@ -164,14 +164,15 @@ def test_units_are_the_blocks_of_a_full_last_tile():
 
 
 def test_tiles_are_read_from_the_plan():
-    """Packed heads share the rows: 4 of them leave 48 queries of 192 rows; tiles of 16 rows are for calls in which bits may
+    """Packed heads share the rows: 4 of them leave 48 queries of 192 rows; tiles of 32 rows are for calls in which bits may
     depend on the batch.
     """
-    assert schedule_model.shapes_of(128, 128, 8, 2, False) == Shapes(Shape(48, 80), Shape(4, 128))
+    assert schedule_model.shapes_of(128, 128, 8, 2, False) == Shapes(Shape(48, 80), Shape(8, 128))
     fixed = schedule_model.shapes_of(128, 128, 8, 2, True)
     assert fixed.decode == Shape(16, 128) and fixed.whole_keys % 128 == 0 and fixed.whole_keys > 0
     assert schedule_model.shapes_of(64, 64, 8, 8, False).prefill == Shape(192, 128)
     assert schedule_model.shapes_of(192, 128, 128, 1, False).decode == Shape(1, 64)
+    assert schedule_model.shapes_of(96, 96, 8, 8, False).decode.queries == 64
 
 
 def test_random_steps_of_the_gpu_test_are_countable_and_varied():

@@ -119,6 +119,7 @@ def steps() -> list[Case]:
         "17 on 8k, 40 x 1 on 1k": ((17, 8192), *singles(40, 1024)),
         "256 on 256, 128 x 1 on 1k": ((256, 256), *singles(128, 1024)),
         "512 on 512, 32 x 4 on 4k": ((512, 512), *singles(32, 4096, queries=4)),
+        "512 on 4k, 64 x 4 on 2k": ((512, 4096), *singles(64, 2048, queries=4)),
         "4 x 300 on 300, 60 x 1 on 4k": (*((300, 300),) * 4, *singles(60, 4096)),
         "1k on 1k, 768 on 4k, 64 x 1 on 1k to 8k": (
             *((1024, 1024), (768, 4096)),
@@ -279,8 +280,8 @@ def tables() -> list[Case]:
 
 
 def batches() -> list[Case]:
-    """Decode steps of batches whose tiles fill no round of all SMs, of a few sequences, and of sequences of all lengths,
-    with exact bounds and with the page tables of captured graphs.
+    """Decode steps of batches whose tiles fill no round of all SMs, of a few sequences, of sequences of all lengths, and
+    of sequences with several queries, with exact bounds and with the page tables of captured graphs.
     """
     alike = [(12, 8192, 32, 8), (17, 8192, 32, 8), (20, 32768, 32, 8), (72, 8192, 8, 1), (96, 32768, 8, 1)]
     few = [(8, 8192, 32, 8, 64), (4, 8192, 32, 8, 64), (16, 32768, 8, 1, 64)]
@@ -299,6 +300,17 @@ def batches() -> list[Case]:
             cases.append(
                 decode_case(batch, max(lengths), heads_q, heads_k, head_dim, lengths=lengths, goal=1.0, **given)
             )
+    several = [
+        (64, 512, 16, 4, 128, 5),
+        (16, 4096, 32, 8, 128, 5),
+        (32, 8192, 32, 8, 128, 8),
+        (64, 2048, 28, 4, 128, 3),
+    ]
+    several += [(8, 8192, 8, 1, 128, 4), (1, 8192, 32, 8, 128, 8), (16, 4096, 64, 8, 64, 4), (64, 1024, 8, 1, 256, 3)]
+    for batch, keys, heads_q, heads_k, head_dim, queries in several:
+        for given in ({}, {"room": ROOM}):
+            shape = (batch, keys, heads_q, heads_k, head_dim)
+            cases.append(decode_case(*shape, seqlen_q=queries, goal=1.0, **given))
     return [dataclasses.replace(case, suite="batches") for case in cases]
 
 

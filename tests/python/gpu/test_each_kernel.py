@@ -36,13 +36,25 @@ def test_dense(kernel):
 
 @pytest.mark.parametrize("kernel", built_tiles(), ids=str)
 def test_lengths_on_the_device(kernel):
-    """Whole tiles of packed keys, cut tiles of pages, softcap; few queries in tiles of 16 rows and of 64."""
+    """Whole tiles of packed keys, cut tiles of pages, softcap; few queries in tiles of 16, 32 and 64 rows."""
     batches.judge_all(
         [
             Batch("packed keys", (300, 1, 70), (300, 400, 70), causal=True, **of(kernel)),
             Batch("pages", (300, 1, 70), (3000, 4000, 70), keys="paged", causal=True, num_splits=0, **of(kernel)),
             Batch("pages of one key", (200, 9), (700, 300), keys="paged", page_size=1, num_splits=0, **of(kernel)),
             Batch("softcap", (300, 1), (500, 900), keys="paged", softcap=20.0, num_splits=0, **of(kernel)),
+            Batch("up to 32 rows", (16, 3), (700, 300), keys="paged", causal=True, num_splits=0, **of(kernel)),
+            Batch(
+                "the same by a schedule",
+                (16, 3, 1),
+                (20_000, 90, 5000),
+                keys="paged",
+                causal=True,
+                num_splits=0,
+                room_k=200_000,
+                **of(kernel),
+            ),  # fmt: skip
+            Batch("up to 64 rows", (32, 3), (700, 300), keys="paged", causal=True, num_splits=0, **of(kernel)),
             Batch("fixed splits", (30, 1), (5000, 9000), keys="paged", batch_invariant=True, **of(kernel)),
         ]
     )
