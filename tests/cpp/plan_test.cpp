@@ -912,12 +912,13 @@ TEST_CASE("plan: tiles of a ragged call with many rows follow from the head dims
           // Head dims without a tile of few rows have those of 64.
           bool const known = find_tile(head_dim, head_dim, TileUse::kFewRows)->tile.head_dim ==
                              find_tile(head_dim, head_dim, TileUse::kDecode)->tile.head_dim;
-          // Beside prefill those with few queries are those that 32 rows hold; without, all may have as many as 64
-          // hold. Here all sequences have the same number of queries, so that none has fewer than the others.
+          // Beside prefill those with few queries are those that 32 rows hold, with head dim 64 16; without, all may
+          // have as many as 64 hold. Here all sequences have the same number of queries, so that none has fewer than
+          // the others.
           bool const many_without_prefill =
               4 * seqlen_q > (batch_invariant ? 16 : 32) && (4 * seqlen_q <= 64 || batch_invariant);
           bool const few = !many_without_prefill && known;
-          bool const in_sixteen = 4 * seqlen_q <= 16 || batch_invariant;
+          bool const in_sixteen = 4 * seqlen_q <= 16 || batch_invariant || (head_dim == 64 && 4 * seqlen_q > 64);
           Plan const made = plan(p, card(114));
           for (KernelPlan const& kernel : made.kernels) {
             TileUse const of_few = batch_invariant ? TileUse::kFewRowsInParts

@@ -170,7 +170,7 @@ def test_tiles_are_read_from_the_plan():
     assert schedule_model.shapes_of(128, 128, 8, 2, False) == Shapes(Shape(48, 80), Shape(8, 128))
     fixed = schedule_model.shapes_of(128, 128, 8, 2, True)
     assert fixed.decode == Shape(16, 128) and fixed.whole_keys % 128 == 0 and fixed.whole_keys > 0
-    assert schedule_model.shapes_of(64, 64, 8, 8, False).prefill == Shape(192, 128)
+    assert schedule_model.shapes_of(64, 64, 8, 8, False) == Shapes(Shape(192, 128), Shape(16, 128))
     assert schedule_model.shapes_of(192, 128, 128, 1, False).decode == Shape(1, 64)
     assert schedule_model.shapes_of(96, 96, 8, 8, False).decode.queries == 64
 
