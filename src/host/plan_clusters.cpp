@@ -137,7 +137,8 @@ FewReaders readers_of_few(Problem problem, DeviceInfo const& device) {
   if (problem.batch_invariant) { return readers; }
   if (request.tiles_of_few() <= readers.ctas) { readers.cluster = widest_cluster(request, tile, tile.per_sm); }
   int const ctas = ctas_by_schedule(request, tile, readers.cluster);
-  if (request.decode_use() != TileUse::kDecode) { readers.of_few_tiles = ctas; }
+  TileUse const counted = few_queries_use(problem.head_dim, problem.head_dim_v, request.scheduled_packing(), false);
+  if (counted != TileUse::kDecode) { readers.of_few_tiles = ctas; }
   return readers;
 }
 

@@ -63,8 +63,9 @@ inline TileUse few_rows_use(int head_dim, int head_dim_v, std::int64_t rows) {
 // two blocks share an SM, the tile of 32 rows has four slots for keys and values, too few beside prompts: 32 sequences
 // of 4 queries beside one of 2,242, 32/4 heads, head dim 64, take 120 us with it and 103 among the prompts.
 inline TileUse few_queries_use(int head_dim, int head_dim_v, int packed_heads, bool fixed_splits) {
-  TileRow const* const some = find_tile(head_dim, head_dim_v, TileUse::kSomeRows);
-  int const rows = some != nullptr && some->tile.per_sm == 1 ? kMostSomeRows : kMostFewRows;
+  bool const has_some = few_rows_use(head_dim, head_dim_v, kMostSomeRows) == TileUse::kSomeRows;
+  bool const takes_some = has_some && find_tile(head_dim, head_dim_v, TileUse::kSomeRows)->tile.per_sm == 1;
+  int const rows = takes_some ? kMostSomeRows : kMostFewRows;
   bool const holds = !fixed_splits && packed_heads <= rows;
   return holds ? few_rows_use(head_dim, head_dim_v, rows) : TileUse::kDecode;
 }

@@ -1982,6 +1982,16 @@ TEST_CASE("readers_of_few: the blocks of calls that leave clusters to the schedu
   fixed.batch_invariant = true;
   CHECK(readers_of_few(fixed, card(132)).of_few_tiles == 0);
   CHECK(readers_of_few(ragged(1, 131'072, 96, 16), card(132)).of_few_tiles == 0);  // a tile of 64 rows
+  // One query fills 24 rows: few for the schedule with head dim 128, many with 64, where calls make no room for
+  // rounding.
+  for (auto const& [head_dim, few] : {std::pair(128, true), {64, false}}) {
+    Problem p = ragged(1, 131'072, head_dim, 16);
+    p.heads_q = 24;
+    p.heads_k = 1;
+    CAPTURE(head_dim);
+    CHECK((few_queries_use(head_dim, head_dim, 24, false) != TileUse::kDecode) == few);
+    CHECK((readers_of_few(p, card(132)).of_few_tiles > 0) == few);
+  }
 }
 
 TEST_CASE("plan_with: clusters can be forced and forbidden") {

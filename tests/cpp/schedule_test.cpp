@@ -263,8 +263,8 @@ Request random_request(Random& random) {
     r.slack = r.leftpad = 0;
   }
   r.page_unit = r.packed_k || r.alike ? 1 : one_of<int>(random, {1, 8, 64});
-  std::tie(r.heads_q, r.heads_k) =
-      one_of<std::pair<int, int>>(random, {{1, 1}, {4, 4}, {8, 2}, {8, 1}, {24, 8}, {5, 1}, {130, 2}, {64, 1}});
+  std::tie(r.heads_q, r.heads_k) = one_of<std::pair<int, int>>(
+      random, {{1, 1}, {4, 4}, {8, 2}, {8, 1}, {24, 8}, {5, 1}, {24, 1}, {130, 2}, {64, 1}});
   r.head_dim = one_of<int>(random, {64, 96, 128, 192, 256});
   r.sm_count = one_of<int>(random, {1, 2, 48, 114, 132});
   r.options.num_splits = one_of<int>(random, {0, 0, 1, 2, 3, 7, 256});
@@ -1652,10 +1652,10 @@ TEST_CASE("schedule: rounded units fit the bounds of calls that may have more ro
       int const keys = pick(random, 30'000, 32'000);
       r.lengths.push_back({1, keys, keys});
     }
-    std::tie(r.heads_q, r.heads_k) = one_of<std::pair<int, int>>(random, {{8, 1}, {64, 8}, {16, 2}});
+    std::tie(r.heads_q, r.heads_k) = one_of<std::pair<int, int>>(random, {{8, 1}, {64, 8}, {16, 2}, {24, 1}, {32, 1}});
     r.head_dim = one_of<int>(random, {64, 128, 192, 256});
     r.options.num_splits = 0;
-    r.slack = pick(random, 0, 7);  // of the bound on queries: up to 64 rows
+    r.slack = pick(random, 0, 64 / (r.heads_q / r.heads_k) - 1);  // of the bound on queries: up to 64 rows
     CAPTURE(i);
     CAPTURE(text_of(r));
     Call call;

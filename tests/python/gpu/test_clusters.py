@@ -1,4 +1,4 @@
-"""Calls of few queries: tiles that clusters of CTAs share, tiles of 16 and of 64 rows, and calls that start early."""
+"""Calls of few queries: tiles that clusters of CTAs share, tiles of 16, 32 and 64 rows, and calls that start early."""
 
 from __future__ import annotations
 
