@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.machinery
-import importlib.util
 import json
 import os
 import pathlib
@@ -12,6 +10,8 @@ import sys
 import zipfile
 
 import pytest
+
+from tool_modules import tool_module
 
 torch = pytest.importorskip("torch")
 
@@ -25,12 +25,8 @@ pytestmark = pytest.mark.skipif(not TOOL.exists(), reason="tools/ is not beside 
 
 
 @pytest.fixture
-def tool(monkeypatch):
-    loader = importlib.machinery.SourceFileLoader("compare_builds", str(TOOL))
-    module = importlib.util.module_from_spec(importlib.util.spec_from_loader("compare_builds", loader))
-    monkeypatch.setitem(sys.modules, "compare_builds", module)  # where its dataclass looks
-    loader.exec_module(module)
-    return module
+def tool():
+    return tool_module("compare_builds")
 
 
 @pytest.fixture

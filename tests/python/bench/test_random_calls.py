@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.machinery
-import importlib.util
-import pathlib
 import sys
 
 import pytest
 
-TOOL = pathlib.Path(__file__).parents[3] / "tools" / "random_calls"
-pytestmark = pytest.mark.skipif(not TOOL.exists(), reason="tools/ is not beside these tests")
+from tool_modules import TOOLS, tool_module
+
+pytestmark = pytest.mark.skipif(not TOOLS.exists(), reason="tools/ is not beside these tests")
 
 
 @pytest.fixture(scope="module")
 def tool():
-    loader = importlib.machinery.SourceFileLoader("random_calls", str(TOOL))
-    module = importlib.util.module_from_spec(importlib.util.spec_from_loader("random_calls", loader))
-    loader.exec_module(module)
-    return module
+    return tool_module("random_calls")
 
 
 def test_a_seed_gives_the_same_calls(tool):

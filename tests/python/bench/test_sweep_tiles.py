@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.machinery
-import importlib.util
-import pathlib
 import sys
 from types import SimpleNamespace
 
@@ -13,17 +10,14 @@ import pytest
 
 import hopper_attention
 from hopper_attention.bench import run, suites
+from tool_modules import TOOLS, tool_module
 
-TOOL = pathlib.Path(__file__).parents[3] / "tools" / "sweep_tiles"
-pytestmark = pytest.mark.skipif(not TOOL.exists(), reason="tools/ is not beside these tests")
+pytestmark = pytest.mark.skipif(not TOOLS.exists(), reason="tools/ is not beside these tests")
 
 
 @pytest.fixture(scope="module")
 def sweep():
-    loader = importlib.machinery.SourceFileLoader("sweep_tiles", str(TOOL))
-    module = importlib.util.module_from_spec(importlib.util.spec_from_loader("sweep_tiles", loader))
-    loader.exec_module(module)
-    return module
+    return tool_module("sweep_tiles")
 
 
 def options(sweep, monkeypatch, *given):

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.machinery
-import importlib.util
 from pathlib import Path
 
 import pytest
 
 from hopper_attention.bench import suites
+from tool_modules import tool_module
 
 ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")
 def tables():
-    loader = importlib.machinery.SourceFileLoader("speed_tables", str(ROOT / "tools" / "speed_tables"))
-    module = importlib.util.module_from_spec(importlib.util.spec_from_loader("speed_tables", loader))
-    loader.exec_module(module)
-    return module
+    return tool_module("speed_tables")
 
 
 def test_the_pages_have_the_tables_of_the_reports(tables):

@@ -7,7 +7,6 @@ A case is a kernel.
 
 from __future__ import annotations
 
-import importlib.machinery
 import importlib.util
 import os
 import re
@@ -20,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 
 from reliability.harness import Budget, Failures, result
-from reliability.scorecard import ROOT
+from tool_modules import tool_module
 
 TITLE = "What the built library contains"
 NEEDS = "nothing"
@@ -138,10 +137,7 @@ def faults_of_code(kernels: list[Kernel], resources: dict[str, tuple[int, int, i
 
 def figures_tool() -> ModuleType:
     """tools/figures, which knows the symbols of a library and what ptxas says."""
-    loader = importlib.machinery.SourceFileLoader("figures", str(ROOT / "tools" / "figures"))
-    module = importlib.util.module_from_spec(importlib.util.spec_from_loader("figures", loader))
-    loader.exec_module(module)
-    return module
+    return tool_module("figures")
 
 
 def forbidden_imports(library: Path) -> list[str]:
