@@ -82,6 +82,16 @@ AttentionParams attention_params(Plan const& plan, KernelPlan const& kernel, Pro
   return p;
 }
 
+// How many blocks share the rows of a candidate. Borders between chunks, and tiles in equal parts, have about as much
+// to merge each, so that the blocks of all of them are to be on the SMs at once; few rows want fewer, those of a second
+// kernel the fewest, which mostly cuts nothing. Of other tiles few are in parts.
+int blocks_of_candidate(SplitCombineTask const& task, bool few_merge, int rows, int at_once, bool is_first) {
+  constexpr int kSms = 132;
+  constexpr int kBlocksForFew = 2048;
+  int const for_all = few_merge ? kBlocksForFew : rows > kSlabRows ? at_once * kSms : is_first ? 2 * kSms : kSms;
+  return std::clamp(for_all / max_of(1, task.candidates), 1, rows);
+}
+
 // None where no tile can be in parts.
 std::optional<CombineLaunch> combine_launch(Plan const& plan, Problem const& problem) {
   CombineLaunch launch{};
@@ -90,9 +100,7 @@ std::optional<CombineLaunch> combine_launch(Plan const& plan, Problem const& pro
   p.dtype = problem.dtype;
   p.head_dim_v = problem.head_dim_v;
   p.next_starts_early = plan.next_starts_early;
-  int rows = 0;
-  std::int64_t candidates = 0;
-  bool few_merge = false;  // of the candidates
+  std::int64_t blocks = 0;
   for (std::size_t i = 0; i < plan.kernels.size(); ++i) {
     KernelPlan const& kernel = plan.kernels[i];
     if (!kernel.may_split || kernel.shares_parts || kernel.merges_parts) { continue; }
@@ -109,22 +117,13 @@ std::optional<CombineLaunch> combine_launch(Plan const& plan, Problem const& pro
     if (task.parts.on()) { task.tiles = tile_list(plan, kernel, problem); }
     bool const borders = !plan.fixed_splits && !task.cluster.on() && !task.parts.on();
     task.candidates = static_cast<int>(borders ? kernel.partial_slots / 2 - 1 : kernel.most_tiles);
-    few_merge = !borders && !task.parts.on();
-    candidates += task.candidates;
-    rows = std::max(rows, kernel.partial_rows);
+    task.blocks = blocks_of_candidate(task, !borders && !task.parts.on(), kernel.partial_rows,
+                                      combine_shape(launch.family, problem.head_dim_v).blocks, launch.tasks == 1);
+    blocks += std::int64_t{task.candidates} * task.blocks;
   }
-  if (candidates == 0) { return std::nullopt; }
-  // The blocks of a candidate share its rows. Borders between chunks, and tiles in equal parts, have about as much to
-  // do each, so that the blocks of all of them are to be on the SMs at once; of other tiles many have nothing to merge.
-  constexpr int kSms = 132;
-  std::int64_t const most_blocks = few_merge ? 2048
-                                   : rows <= kSlabRows
-                                       ? 2 * kSms
-                                       : split_combine_blocks(split_combine_columns(problem.head_dim_v)) * kSms;
-  launch.shape = {.grid = dim3(static_cast<unsigned>(candidates),
-                               static_cast<unsigned>(std::clamp<std::int64_t>(most_blocks / candidates, 1, rows))),
-                  .threads = kSplitCombineThreads,
-                  .start = Start::kOverlap};
+  if (blocks == 0) { return std::nullopt; }
+  launch.shape = {
+      .grid = dim3(static_cast<unsigned>(blocks)), .threads = kSplitCombineThreads, .start = Start::kOverlap};
   return launch;
 }
 

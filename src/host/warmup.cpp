@@ -15,7 +15,7 @@ namespace {
 
 // All beside those of the table.
 std::vector<void const*> other_kernels() {
-  constexpr int kColumns[] = {128, 256};  // more of v need another split_combine_kernel
+  constexpr int kColumns[] = {64, 128, 256};  // more of v need another split_combine_kernel
   constexpr std::array kHalves{DataType::kBFloat16, DataType::kFloat16};
   constexpr std::array kOutputs{DataType::kBFloat16, DataType::kFloat16, DataType::kFloat32};
   std::vector<void const*> kernels{schedule_function(1), schedule_function(kScheduleCluster)};

@@ -14,8 +14,16 @@ namespace {
 
 template <KernelFamily kFamily>
 void const* function_of_family(int head_dim_v) {
-  return split_combine_columns(head_dim_v) == 4 ? reinterpret_cast<void const*>(&split_combine_kernel<kFamily, 4>)
-                                                : reinterpret_cast<void const*>(&split_combine_kernel<kFamily, 8>);
+  void const* found = nullptr;
+  auto const consider = [&]<int kHeadDim>() {
+    if (kHeadDim >= head_dim_v && found == nullptr) {
+      found = reinterpret_cast<void const*>(&split_combine_kernel<kFamily, combine_shape(kFamily, kHeadDim)>);
+    }
+  };
+  consider.template operator()<64>();
+  consider.template operator()<128>();
+  consider.template operator()<256>();
+  return found;
 }
 
 }  // namespace

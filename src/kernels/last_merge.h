@@ -43,7 +43,8 @@ class LastMerge {
 
   __device__ __forceinline__ int column() const { return thread_ % kLanes * 4; }
 
-  // Whether all other parts have arrived, and can be read.
+  // Whether all other parts have arrived, and can be read. Then the count is taken back: a number of the call may come
+  // again.
   __device__ __forceinline__ bool is_last(MergeStep const& step, std::uint64_t call) const {
     sync_warpgroup(0);  // all rows are written
     fence_of_device();
@@ -62,15 +63,17 @@ class LastMerge {
     TileParts const& parts = step.parts;
     PartialParams const& partial = params_.epilogue.partial;
     constexpr int kStep = cutlass::NumThreadsPerWarpGroup / kLanes;  // rows of all warps
+    int const queries = work.queries.last - work.queries.first + 1;
+    int const rows_of_tile = min_of(queries * params_.packing.heads.divisor, partial.rows);
     int const row_of_lane = thread_ % 32 / kLanes;
     CUTE_NO_UNROLL
-    for (int first = __shfl_sync(0xffffffff, thread_ / 32, 0) * (32 / kLanes); first < partial.rows;
+    for (int first = __shfl_sync(0xffffffff, thread_ / 32, 0) * (32 / kLanes); first < rows_of_tile;
          first += kStep * kRowsAtOnce) {
       int rows[kRowsAtOnce];
       MergedRow<kColumns> merged[kRowsAtOnce];
       CUTE_UNROLL
       for (int r = 0; r < kRowsAtOnce; ++r) {
-        rows[r] = min_of(first + row_of_lane + r * kStep, partial.rows - 1);
+        rows[r] = min_of(first + row_of_lane + r * kStep, rows_of_tile - 1);
         merged[r] = MergedRow<kColumns>::none();
       }
       CUTE_NO_UNROLL
@@ -78,14 +81,14 @@ class LastMerge {
         MergedRow<kColumns> groups[kRowsAtOnce];
         CUTE_UNROLL
         for (auto& group : groups) { group = MergedRow<kColumns>::none(); }
-        merge_group(partial, parts, params_.epilogue.head_dim_v, rows, column(), begin, groups);
+        merge_group<kLanes>(partial, parts, params_.epilogue.head_dim_v, rows, column(), begin, groups);
         CUTE_UNROLL
         for (int r = 0; r < kRowsAtOnce; ++r) { merged[r].add(groups[r]); }
       }
       __syncwarp();  // all lanes have read what may be overwritten
       CUTE_UNROLL
       for (int r = 0; r < kRowsAtOnce; ++r) {
-        if (first + row_of_lane + r * kStep >= partial.rows) { continue; }
+        if (first + row_of_lane + r * kStep >= rows_of_tile) { continue; }
         if (step.ends_tile) {
           store(work, rows[r], merged[r]);
         } else {
@@ -120,7 +123,7 @@ class LastMerge {
   __device__ __forceinline__ void store_row(T* row, MergedRow<kColumns> const& merged, RowEnd const& end) const {
     CUTE_UNROLL
     for (int c = 0; c < kColumns; c += 4) {
-      int const first = c * 32 + column();
+      int const first = c * kLanes + column();
       if (first < params_.epilogue.head_dim_v) { store_columns(row + first, merged, c, end); }
     }
   }

@@ -27,8 +27,8 @@ __device__ __forceinline__ void store_columns(Element* to, MergedRow<kColumns> c
   }
 }
 
-// Some parts of a row, as a lane reads them: four columns, and with 8 also those 128 further on.
-template <int kColumns>
+// Some parts of a row, as each of kLanes lanes reads them: four columns, and with 8 also those 4 * kLanes further on.
+template <int kLanes, int kColumns>
 struct PartsOfRow {
   static constexpr int kAtOnce = 16 / kColumns;  // whose ends and columns a warp waits for together
   static_assert(kPartsOfGroup % kAtOnce == 0);
@@ -47,8 +47,8 @@ struct PartsOfRow {
       float const* const columns = partial.out + static_cast<std::int64_t>(from) * head_dim_v + column;
       CUTE_UNROLL
       for (int c = 0; c < kColumns; c += 4) {
-        bool const has = exists && c * 32 + column < head_dim_v;
-        float4 const four = has ? __ldcg(reinterpret_cast<float4 const*>(columns + c * 32)) : float4{};
+        bool const has = exists && c * kLanes + column < head_dim_v;
+        float4 const four = has ? __ldcg(reinterpret_cast<float4 const*>(columns + c * kLanes)) : float4{};
         values[i][c] = four.x;
         values[i][c + 1] = four.y;
         values[i][c + 2] = four.z;
@@ -66,14 +66,14 @@ struct PartsOfRow {
 };
 
 // Adds a group of parts, the first of them `begin`, of several rows at once, whose memory a warp waits for together.
-template <int kColumns, int kRows>
+template <int kLanes, int kColumns, int kRows>
 __device__ __forceinline__ void merge_group(PartialParams const& partial, TileParts const& parts, int head_dim_v,
                                             int const (&rows)[kRows], int column, int begin,
                                             MergedRow<kColumns> (&groups)[kRows]) {
-  constexpr int kAtOnce = PartsOfRow<kColumns>::kAtOnce;
+  using Parts = PartsOfRow<kLanes, kColumns>;
   CUTE_UNROLL
-  for (int first = begin; first < begin + kPartsOfGroup; first += kAtOnce) {
-    PartsOfRow<kColumns> found[kRows];
+  for (int first = begin; first < begin + kPartsOfGroup; first += Parts::kAtOnce) {
+    Parts found[kRows];
     CUTE_UNROLL
     for (int r = 0; r < kRows; ++r) { found[r].load(partial, parts, head_dim_v, rows[r], column, first); }
     CUTE_UNROLL

@@ -13,7 +13,8 @@ struct SplitCombineTask {
   MaskParams mask;
   int slabs = 0;
   int keys = 1;           // of a block
-  int candidates = 0;     // blocks of the grid's x axis that look for a tile in parts
+  int candidates = 0;     // where a tile in parts is looked for
+  int blocks = 1;         // that share what a candidate has to merge
   ClusterParams cluster;  // of the attention kernel
   SchedulerParams tiles;  // in equal parts
   EqualParts parts;
@@ -27,11 +28,21 @@ struct SplitCombineParams : ResultParams {
   bool next_starts_early = true;  // also where a block has nothing to merge
 };
 
-inline constexpr int kSplitCombineWarps = 8;
-inline constexpr int kSplitCombineThreads = 32 * kSplitCombineWarps;
+inline constexpr int kSplitCombineThreads = 256;
 
-// Columns of a row that a lane has, for head dims up to 128 or 256, and blocks of an SM at once.
-constexpr int split_combine_columns(int head_dim_v) { return head_dim_v <= 128 ? 4 : 8; }
-constexpr int split_combine_blocks(int columns) { return columns == 4 ? 4 : 3; }
+// How the rows of a tile are merged.
+struct CombineShape {
+  int lanes;    // that share a row
+  int columns;  // of a lane
+  int blocks;   // of an SM at once
+};
+
+// Where rows are many, instructions are what takes the time, fewer for each row the more columns a lane has. Behind
+// tiles of few queries, blocks that need more registers would take SMs from the next call: its kernel starts early, and
+// two of its blocks may share an SM while others have none (head dim 96: 404 instead of 344 us).
+constexpr CombineShape combine_shape(KernelFamily family, int head_dim_v) {
+  if (family == KernelFamily::kDecode) { return head_dim_v <= 128 ? CombineShape{32, 4, 4} : CombineShape{32, 8, 3}; }
+  return {head_dim_v <= 64 ? 8 : head_dim_v <= 128 ? 16 : 32, 8, 3};
+}
 
 }  // namespace hopper_attention

@@ -177,7 +177,7 @@ struct AttentionTraits {
   static constexpr int kEndFloats = kSwapped ? 2 : 1;
   static constexpr int kPartsEnds = kDecode ? kEndFloats * kMostCluster * kMergeRows : 1;
   static constexpr int kBarrierBytes =  // and work items
-      kPartsEnds * 4 + (kSwapped ? 768 + 256 + 4 * kElementsP : 1024);
+      kPartsEnds * 4 + (kSwapped ? 768 + 16 * kQueryRows + 4 * kElementsP : 1024);
   // Where other CTAs of the cluster leave what their warps have of a tile: O as their threads hold it, in float32, and
   // maxima and sums of the rows.
   static constexpr int kOutputVectors = kSlabElementsO / (4 * cutlass::NumThreadsPerWarpGroup);  // of a thread
