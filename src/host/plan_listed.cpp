@@ -135,7 +135,7 @@ KernelPlan& choose_kernel(PlanRequest const& request, Plan& plan, TileUse use, b
 
   int const blocks = ceil_div(std::max(problem.seqlen_k, 1), shape.keys) + 1;
   std::int64_t const units =
-      shape.fixed_split > 0 ? fixed_parts(blocks, shape.fixed_split) : std::max(blocks, shape.least_units);
+      shape.fixed_split > 0 ? fixed_parts(blocks, shape.fixed_split) : std::max(blocks, shape.least_units) + shape.ends;
   // Units of few tiles, whose sequences all have few queries, may be rounded up (FewTiles), also where the call's bound
   // is more.
   constexpr int kMostRounding = 3;

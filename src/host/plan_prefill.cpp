@@ -143,7 +143,8 @@ PrefillChoice choose_equal_parts(PlanRequest const& request, PrefillChoice const
   if (!tiles_are_known(problem) || is_forced || !decided || problem.batch_invariant) { return otherwise; }
 
   TileRow const& large = request.tile_row(request.many_use());
-  TileShape const shape = tile_shape(large.tile, request.scheduled_packing(), false);
+  TileShape shape = tile_shape(large.tile, request.scheduled_packing(), false);
+  shape.ends = 0;  // us_of_tile() adds them
   SequenceWork const work = sequence_work(shape, problem.mask, {query_rows_of_sequence(problem), problem.seqlen_k});
   double const mean_blocks = static_cast<double>(work.sum()) / max_of(1, work.tiles);
   double least_us = us_of_chunks(request, mean_blocks * large.tile.keys);

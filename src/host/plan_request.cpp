@@ -64,6 +64,7 @@ std::int64_t PlanRequest::blocks_of_tile(TileConfig const& tile) const {
   if (problem.mask.cp_world > 1) { return ceil_div(problem.seqlen_k, tile.keys); }
   TileShape shape = tile_shape(tile, scheduled_packing(), false);
   shape.least_units = 1;
+  shape.ends = 0;
   return sequence_work(shape, problem.mask, {problem.seqlen_q, problem.seqlen_k}).units;
 }
 

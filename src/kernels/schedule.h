@@ -40,7 +40,7 @@ enum class Places { kAll, kPrefill, kDecode };
 // How a kernel shares the SMs with the other one of its call.
 enum class CardShare {
   kAll,     // by turns: each CTA begins with the item of its own index
-  kFirst,   // prefill before decode: the same, and what whole tiles leave is not idle
+  kFirst,   // prefill before decode: what whole tiles leave is not idle, and chunks leave it SMs
   kLeaves,  // decode before prefill, bound by memory: CTAs that it can do without end at once
   kTakes,   // the second: its CTAs start where SMs are left, then where they become free, so that none has an own item
 };
@@ -73,6 +73,7 @@ struct ScheduleParams {
   bool bound_by_memory = false;  // tiles of few queries
   int cuts_alike = 0;            // of these, without metadata: Cuts
   bool even_tiles = false;       // of a sequence
+  int ends = 0;                  // TileShape::ends
   bool fixed_splits = false;     // every unit is a split: its bits depend on its sequence alone
   int least_units = 1;           // of a CTA
   int max_splits = 0;            // 0: no bound
@@ -114,8 +115,10 @@ struct Draws {
   int ctas = 1;          // that take part: those of the smallest indices
   bool own_item = true;  // each begins with the item of its own index
   int* counter = nullptr;
+  bool ends_soon = false;  // the whole list
 
   static constexpr int kFromCounter = -1;
+  static constexpr int kLastRounds = 4;  // so few that it counts which CTA takes an item
 
   // What CTA `cta` takes in its round `round`.
   HA_HOST_DEVICE constexpr int item(int cta, int round) const {
@@ -125,11 +128,7 @@ struct Draws {
   }
   HA_HOST_DEVICE constexpr int first_of_counter() const { return own_item ? ctas : 0; }
 
-  // Whether so few items follow that it counts which CTA takes them.
-  HA_HOST_DEVICE constexpr bool end_soon(int item) const {
-    constexpr int kLastRounds = 4;
-    return item >= count - kLastRounds * ctas;
-  }
+  HA_HOST_DEVICE constexpr bool end_soon(int item) const { return ends_soon || item >= count - kLastRounds * ctas; }
   HA_HOST_DEVICE constexpr unsigned last_of_counter() const {
     return static_cast<unsigned>(count - first_of_counter() + ctas - 1);
   }
@@ -167,7 +166,9 @@ class Schedule {
     numbers_.tiles = params.resized.of(tiles_before(numbers_.end), numbers_.end - numbers_.begin);
     numbers_.units = units_before(numbers_.end);
     numbers_.by_units = params.may_split && work_is_cut();
-    if (params.share == CardShare::kLeaves) { numbers_.ctas = ctas_beside_prefill(); }
+    bool const in_chunks = numbers_.by_units && !params.fixed_splits;
+    bool const first_in_chunks = params.share == CardShare::kFirst && in_chunks;
+    if (params.share == CardShare::kLeaves || first_in_chunks) { numbers_.ctas = ctas_beside_other(); }
   }
 
   // With the numbers of one that was made before.
@@ -221,8 +222,11 @@ class Schedule {
     return {all, size, ceil_div(all, size)};
   }
 
+  // A list ends soon whose tiles all take no longer than a few rounds of the longest: a CTA that draws two of these
+  // before it begins the first ends late, however many short ones follow.
   HA_HOST_DEVICE constexpr Draws draws(int count) const {
-    return {count, numbers_.ctas, params_.share != CardShare::kTakes, counter()};
+    bool const ends_soon = units() <= static_cast<long long>(Draws::kLastRounds) * params_.ctas * most_units();
+    return {count, numbers_.ctas, params_.share != CardShare::kTakes, counter(), ends_soon};
   }
 
  private:
@@ -243,11 +247,10 @@ class Schedule {
     return params_.places == Places::kDecode ? decode : max_of(fact(kMostUnitsPrefill), decode);
   }
 
-  // Of the places behind those of the kernel, which the other one takes; of all head groups.
-  HA_HOST_DEVICE constexpr long long units_behind() const {
-    int const of_group = clamped(
-        static_cast<long long>(at(kUnitsUntil, params_.batch - 1)) - numbers_.units_base - numbers_.units, 0, 1 << 30);
-    return static_cast<long long>(of_group) * params_.head_groups.divisor;
+  // Of the places behind those of the kernel, which the other one takes.
+  HA_HOST_DEVICE constexpr int units_behind() const {
+    long long const all = at(kUnitsUntil, params_.batch - 1);
+    return clamped(all - numbers_.units_base - numbers_.units, 0, (1 << 30) / params_.head_groups.divisor);
   }
 
   // Sums that the bound cuts off would lose tiles.
@@ -266,27 +269,32 @@ class Schedule {
     // Decode behind prefill begins where whole tiles leave SMs. Before it, decode makes all work longer, of which only
     // the longest tile can end late beside more of decode.
     bool const first = params_.share == CardShare::kFirst;
-    long long const other = first || params_.share == CardShare::kTakes ? units_behind() : 0;
-    bool const even = params_.even_tiles && (first || other <= units());
+    long long const groups = params_.head_groups.divisor;
+    long long const other = first || params_.share == CardShare::kTakes ? units_behind() * groups : 0;
+    bool const alike = 4LL * units() >= 3LL * all * most_units();
+    bool const even = params_.even_tiles && alike && (first || other <= units());
     return leave_grid_idle(all, first ? units() : units() + other, most_units(), params_.ctas, even, first ? other : 0);
   }
 
-  // As many as leave prefill the SMs on which it ends no later than decode, but at least those that read as fast as
-  // all. 128 rows take an SM about as long for a block of keys as its share of an H200's memory takes to bring the
-  // block (of an H100's 1.45 times as long), so units of both kernels count alike. A wrong estimate costs little: idle
-  // SMs slow no memory, and prefill goes on where decode ends. Some more, if then the last round of tiles is full.
-  HA_HOST_DEVICE constexpr int ctas_beside_prefill() const {
-    constexpr int kUnitsOfTile = 4;  // as long as it takes to start and to end one
-    int const prefill =
-        clamped(numbers_.units_base + static_cast<long long>(kUnitsOfTile) * numbers_.tiles_base, 0, 1 << 30);
-    if (prefill <= 0 || numbers_.units <= 0) { return params_.ctas; }
-    int shift = 0;  // no division of 64 bits: it is a call that producers have no registers for
-    while (numbers_.units >> shift >= 1 << 16) { ++shift; }
-    auto const share =
-        static_cast<unsigned>(min_of(prefill, numbers_.units) >> shift) * static_cast<unsigned>(params_.ctas);
-    int const needed = static_cast<int>(share / static_cast<unsigned>(numbers_.units >> shift));
-    int const ctas = max_of(params_.least_ctas, params_.ctas - needed);
-    if (numbers_.by_units || tiles() <= 0) { return ctas; }
+  // Of the first kernel, as many as leave the other one the SMs on which it ends no later. 128 rows take an SM about as
+  // long for a block of keys as its share of an H200's memory takes to bring the block (of an H100's 1.45 times as
+  // long), so units of both kernels count alike. Decode has at least the CTAs that read as fast as all: a wrong
+  // estimate costs little, as idle SMs slow no memory, and prefill goes on where decode ends; some more, if then the
+  // last round of tiles is full. Chunks of prefill leave decode no more than these: one after the other both would have
+  // their starts, and the last of their tiles, to wait for.
+  HA_HOST_DEVICE constexpr int ctas_beside_other() const {
+    bool const is_decode = params_.share == CardShare::kLeaves;
+    int const other = is_decode ? clamped(numbers_.units_base, 0, 1 << 30) : units_behind();
+    if (other <= 0 || numbers_.units <= 0) { return params_.ctas; }
+    long long const both = static_cast<long long>(numbers_.units) + other;
+    int const all = is_decode ? numbers_.units : clamped(both, 1, 1 << 30);
+    // No division of 64 bits: it is a call that producers have no registers for.
+    int const shift = max_of(0, log2_of(all) - 15);
+    auto const share = static_cast<unsigned>(min_of(other, all) >> shift) * static_cast<unsigned>(params_.ctas);
+    int const left = params_.ctas - static_cast<int>(share / static_cast<unsigned>(all >> shift));
+    int const least = is_decode ? params_.least_ctas : params_.ctas - params_.least_ctas;
+    int const ctas = max_of(max_of(1, least), left);
+    if (!is_decode || numbers_.by_units || tiles() <= 0) { return ctas; }
     int const in_full_rounds = ceil_div(tiles(), max_of(1, tiles() / ctas));
     return in_full_rounds <= ctas + (params_.ctas - ctas) / 2 ? in_full_rounds : ctas;
   }

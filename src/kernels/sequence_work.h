@@ -1,5 +1,5 @@
-// How many tiles a sequence has, and how many units of work these are. A unit is one key block of a tile, or one of its
-// parts if these follow from it alone (batch_invariant).
+// How many tiles a sequence has, and how many units of work these are. A unit is one key block of a tile, or as much as
+// one for what a tile takes beside its blocks; or one of its parts if these follow from it alone (batch_invariant).
 #pragma once
 
 #include "kernels/block_range.h"
@@ -13,6 +13,7 @@ struct TileShape {
   int keys = 1;         // of a block
   int fixed_split = 0;  // blocks of the longest tile in one part, if parts do not depend on the batch; else 0
   int least_units = 1;  // of a tile: what it takes to bring even one block
+  int ends = 0;         // units for what starting and ending a tile takes beside its blocks
 };
 
 // The tiles of a sequence. With a causal mask their units rise from the first to the last.
@@ -55,7 +56,7 @@ HA_HOST_DEVICE constexpr int fixed_parts(int blocks, int longest) {
 HA_HOST_DEVICE constexpr SequenceWork even_work(TileShape const& shape, MaskParams const& mask, SeqlenQK len) {
   if (len.q == 0) { return {0, 1}; }
   int const blocks = block_range(mask, max_of(len.q - shape.queries, 0), len.q - 1, len, shape.keys).blocks();
-  return {ceil_div(len.q, shape.queries), max_of(shape.least_units, blocks)};
+  return {ceil_div(len.q, shape.queries), max_of(shape.least_units, blocks) + shape.ends};
 }
 
 // Whether units rise along a sequence.
@@ -69,7 +70,7 @@ HA_HOST_DEVICE constexpr SequenceWork work_in_blocks(TileShape const& shape, Mas
   if (even.tiles <= 1 || shape.fixed_split > 0 || !units_rise(mask)) { return even; }
   int const last_row = len.q - (even.tiles - 1) * shape.queries - 1;  // of the first tile
   int const least = block_range(mask, 0, last_row, len, shape.keys).blocks();
-  return {even.tiles, even.units, min_of(max_of(1, least), even.units)};
+  return {even.tiles, even.units, min_of(max_of(1, least) + shape.ends, even.units)};
 }
 
 HA_HOST_DEVICE constexpr SequenceWork work_in_units(TileShape const& shape, SequenceWork const& in_blocks) {

@@ -96,6 +96,7 @@ struct TilesOfUnits {
   bool rise = false;  // with each tile by as many keys as it has queries; never in decode kernels
   int queries = 1;    // of a tile
   int keys = 1;       // of a block
+  int least = 1;      // units of a tile
 };
 
 // Tiles share the units of the place, whatever the metadata say: these may count other queries than the call has, as
@@ -122,7 +123,8 @@ HA_HOST_DEVICE constexpr UnitTile unit_tile(FoundPlace const& found, TilesOfUnit
   int const here = min_of(of_pair, of_place - pair * of_pair);
   int const between = of.tiles - 1 - 2 * pair;  // the two, in tiles
   if (between <= 0) { return {found.place, head, between == 0 ? pair : of.tiles, x - in_pair, here}; }
-  int const longer = min_of(min_of((of_pair + 1) / 2 + between * of.queries / (2 * of.keys), of_pair - 1), here);
+  int const longer =
+      min_of(min_of((of_pair + 1) / 2 + between * of.queries / (2 * of.keys), max_of(1, of_pair - of.least)), here);
   if (in_pair < longer) { return {found.place, head, of.tiles - 1 - pair, x - in_pair, longer}; }
   return {found.place, head, pair, x - (in_pair - longer), here - longer};
 }

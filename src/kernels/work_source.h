@@ -42,7 +42,7 @@ HA_HOST_DEVICE TilesOfUnits tiles_of_units(ScheduleParams const& schedule, MaskP
                                            Packing const& packing, int slabs, int keys, int queries) {
   int const slabs_of_all = packing.slab.quotient(queries + packing.queries_per_slab - 1);
   return {ceil_div(slabs_of_all, slabs), !schedule.bound_by_memory && units_rise(mask),
-          packing.queries_per_slab * slabs, keys};
+          packing.queries_per_slab * slabs, keys, 1 + schedule.ends};
 }
 
 // What a source of work remembers of the schedule. On the device it lies in shared memory, since producers have no

@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <deque>
 #include <map>
+#include <memory>
 #include <numeric>
 #include <optional>
 #include <random>
@@ -899,7 +900,8 @@ std::string share_fault(AttentionParams const& params, KernelPlan const& kernel,
 std::string card_share_fault(AttentionParams const& params, KernelPlan const& kernel, Random& random,
                              std::vector<Done> const& done) {
   Schedule const schedule(params.schedule);
-  if (params.schedule.share == CardShare::kLeaves) {
+  bool const in_chunks = schedule.by_units() && !params.schedule.fixed_splits;
+  if (params.schedule.share == CardShare::kLeaves || (params.schedule.share == CardShare::kFirst && in_chunks)) {
     if (schedule.ctas() < 1 || schedule.ctas() > kernel.ctas) { return "a share of the card that is none"; }
     for (Done const& d : done) {
       if (d.cta >= schedule.ctas()) { return "a CTA that leaves its SM has work"; }
@@ -1807,9 +1809,9 @@ TEST_CASE("two kernels: decode leaves prefill the SMs that it needs, and keeps t
     return Schedule(schedule_of(call, call.plan.kernels[1])).ctas();
   };
   CHECK(ctas_of_decode(0, 0, 62, 4096, 128) == 132);  // nobody takes what it would leave
-  // 2 x 22 tiles of 1 to 13 units, and 4 more for each, beside 62 of 32, for each K/V head: 32 SMs.
-  CHECK(ctas_of_decode(2, 1024, 62, 4096, 128) == 100);
-  // 22 tiles of 1 to 7 units and 4 beside 32 of 128: 5 SMs, or 4 for two full rounds.
+  // 2 x 22 tiles of 1 to 13 units, and 3 more for each, beside 62 of 32, for each K/V head: 29 SMs.
+  CHECK(ctas_of_decode(2, 1024, 62, 4096, 128) == 103);
+  // 22 tiles of 1 to 7 units and 3 beside 32 of 128: 5 SMs, or 4 for two full rounds.
   CHECK(ctas_of_decode(2, 512, 32, 16384, 128) == 128);
   CHECK(ctas_of_decode(1, 512, 32, 8192, 128) == 132);  // a tile of prompts for each SM: these go first
   CHECK(ctas_of_decode(8, 4096, 59, 2048, 128) == 99);  // three quarters; 118 for full rounds would leave too few
@@ -1842,6 +1844,31 @@ TEST_CASE("units: rise with the blocks of a causal sequence's tiles, and are as 
   window.left = 127;
   CHECK(sequence_work(shape, window, {2048, 2048}).even());
   CHECK(sequence_work(shape, MaskParams{}, {2048, 2048}).even());
+}
+
+TEST_CASE("units: what starting and ending a tile takes counts for each tile beside its blocks") {
+  MaskParams causal;
+  causal.right = 0;
+  for (MaskParams const& mask : {causal, MaskParams{}}) {
+    for (SeqlenQK const len : {SeqlenQK{1, 1}, SeqlenQK{2048, 2048}, SeqlenQK{500, 9000}, SeqlenQK{300, 100}}) {
+      SequenceWork const without = sequence_work({24, 80}, mask, len);
+      SequenceWork const with = sequence_work({.queries = 24, .keys = 80, .ends = 3}, mask, len);
+      CHECK(with.tiles == without.tiles);
+      for (int m = 0; m < with.tiles; ++m) { CHECK(with.units_of(m) == without.units_of(m) + 3); }
+      CHECK(with.sum() == without.sum() + 3 * without.tiles);
+    }
+  }
+  CHECK(sequence_work({.ends = 3}, {}, {0, 100}).sum() == 0);
+  // By the costs of dense calls; tiles of few queries have a least of their own, and fixed parts are no blocks.
+  for (TileRow const& row : kTiles) {
+    bool const prefill = family_of(row.tile) == KernelFamily::kPrefill;
+    CHECK(tile_shape(row.tile, 1, true).ends == 0);
+    if (row.use == TileUse::kRagged) {
+      CHECK((tile_shape(row.tile, 1, false).ends >= 1 && tile_shape(row.tile, 1, false).ends <= 4));
+    } else if (!prefill) {
+      CHECK(tile_shape(row.tile, 1, false).ends == 0);
+    }
+  }
 }
 
 TEST_CASE("units: chunks of a causal prompt are the same work") {
@@ -2169,6 +2196,69 @@ TEST_CASE("schedule: prefill before decode is cut only where decode has too litt
   CHECK_FALSE(is_cut(64, 8192));  // 64 x 8 tiles of 64 blocks, where 44 x 205 blocks' time is left
   CHECK(is_cut(64, 128));
   CHECK(is_cut(8, 2048));
+}
+
+TEST_CASE("schedule: tiles are cut for the last round only if those of all sequences are about as long") {
+  auto const is_cut = [](std::vector<SeqlenQK> lengths) {
+    Request r;
+    std::tie(r.heads_q, r.heads_k) = std::pair(96, 8);
+    r.options.num_splits = 0;
+    r.options.causal = true;
+    r.slack_k = 100'000;  // so that the tiles of a sequence as long as may be are even
+    r.lengths = std::move(lengths);
+    Call call;
+    make_call(r, call);
+    ScheduleParams const params = schedule_of(call, call.plan.kernels[0]);
+    REQUIRE((params.even_tiles && params.may_split));
+    return Schedule(params).by_units();
+  };
+  CHECK(is_cut({{36, 20'000}, {36, 20'000}, {36, 20'000}, {36, 20'000}, {36, 20'000}, {36, 20'000}}));  // 144 tiles
+  // 1,100 tiles in 8 rounds and a third, of 8 to 97 units.
+  std::vector<SeqlenQK> mixed{{924, 7468}, {536, 4108}, {85, 85}};
+  mixed.insert(mixed.end(), 33, SeqlenQK{6, 1193});
+  CHECK_FALSE(is_cut(mixed));
+}
+
+TEST_CASE("schedule: chunks of prefill before decode leave it the SMs on which it ends with them") {
+  auto const ctas_of_prefill = [](int singles, int keys) {
+    Request r;
+    std::tie(r.heads_q, r.heads_k) = std::pair(16, 2);
+    r.options.num_splits = 0;
+    r.options.causal = true;
+    r.slack_k = 100'000;
+    r.lengths.assign(static_cast<std::size_t>(singles), SeqlenQK{1, keys});
+    r.lengths.push_back({150, 9000});
+    Call call;
+    make_call(r, call);
+    REQUIRE(call.plan.kernels.size() == 2);
+    Schedule const schedule(schedule_of(call, call.plan.kernels[0]));
+    REQUIRE((!call.plan.decode_first && schedule.by_units()));
+    return schedule.ctas();
+  };
+  // Seven tiles of 111 to 113 blocks of 80 keys, and 3 units each: 805 of a head group.
+  CHECK(ctas_of_prefill(8, 1) == 132 - 132 * 32 / 837);       // eight tiles of at least four units
+  CHECK(ctas_of_prefill(8, 9000) == 132 - 132 * 568 / 1373);  // of 71 blocks of 128 keys
+  CHECK(ctas_of_prefill(8, 50'000) == 132 - 99);              // decode needs no more
+}
+
+TEST_CASE("draws: late in lists that a few rounds of their longest tiles outlast") {
+  auto const ends_soon = [](std::vector<SeqlenQK> lengths, int item) {
+    Request r;
+    std::tie(r.heads_q, r.heads_k) = std::pair(32, 4);
+    r.options.causal = true;
+    r.lengths = std::move(lengths);
+    Call call;
+    make_call(r, call);
+    ScheduleParams const params = schedule_of(call, call.plan.kernels.front());
+    auto const state = std::make_unique<WorkSourceState<1>>(Schedule(params));
+    REQUIRE(item < state->draws.count);
+    return state->draws.end_soon(item);
+  };
+  // 156 tiles as long as 102 blocks and 700 of up to 39: a block with two long ones has no time for a third.
+  CHECK(ends_soon({{927, 8144}, {3070, 3070}, {1505, 1505}}, 0));
+  std::vector<SeqlenQK> const alike(40, SeqlenQK{2000, 2000});  // 25 rounds
+  CHECK_FALSE(ends_soon(alike, 0));
+  CHECK(ends_soon(alike, 40 * 84 * 4 - 500));  // of the last four
 }
 
 TEST_CASE("tiles_are_even: where the first query sees three quarters of the keys of the last") {

@@ -51,6 +51,7 @@ class Mask:
 class Shape:
     queries: int  # of a tile
     keys: int  # of a block
+    ends: int = 0  # units for what a tile takes beside its blocks
 
 
 @dataclass(frozen=True)
@@ -139,8 +140,10 @@ def work_of(q_lengths: Any, k_lengths: Any, mask: Mask, shapes: Shapes) -> Work:
             rows = queries - np.maximum(tiles - 1, 0) * shape.queries
             first = blocks_of_tile(mask, queries, keys, np.zeros_like(rows), rows - 1, shape.keys)
         least = LEAST_UNITS_OF_FEW_QUERIES if few and not shapes.whole_keys else 1
-        units, blocks = (np.where(queries == 0, least, np.maximum(least, x)) for x in (units, blocks))
-        return tiles, units, np.where(tiles <= 1, units, np.clip(first, 1, units)), blocks
+        ends = 0 if few or shapes.whole_keys else shape.ends
+        units, blocks = (np.where(queries == 0, least, np.maximum(least, x) + ends) for x in (units, blocks))
+        first = np.maximum(first, 1) + ends
+        return tiles, units, np.where(tiles <= 1, units, np.minimum(first, units)), blocks
 
     of_few, of_many = of(shapes.decode, True), of(shapes.prefill, False)
     return Work(decode, *(np.where(decode, a, b) for a, b in zip(of_few, of_many, strict=True)))
@@ -273,6 +276,10 @@ def call_of(batch: int, head_dim: int, head_dim_v: int, heads_q: int, heads_k: i
     return Call(plan.ctas if few_rows else 0, heads_q // packed)
 
 
+# Of the tiles of many queries by rows and keys, as design: what starting and ending one takes, in blocks.
+UNITS_OF_ENDS = {(192, 128): 1, (192, 96): 3, (192, 80): 3, (128, 128): 2, (128, 112): 2, (128, 80): 4}
+
+
 def shapes_of(head_dim: int, head_dim_v: int, heads_q: int, heads_k: int, batch_invariant: bool) -> Shapes:
     """Tiles as the plan of a call names them that may have sequences of both kinds."""
     bounds = {"batch": 8, "max_seqlen_q": 1000, "max_seqlen_k": 100_000, "total_q": 2000}
@@ -284,7 +291,7 @@ def shapes_of(head_dim: int, head_dim_v: int, heads_q: int, heads_k: int, batch_
         assert said is not None, f"{pattern} is not in the plan:\n{text}"
         rows, keys = int(said[1]), int(said[2])
         slab = min(rows, 64)  # rows that heads share
-        return Shape(slab // packed * (rows // slab), keys)
+        return Shape(slab // packed * (rows // slab), keys, UNITS_OF_ENDS.get((rows, keys), 0))
 
     whole = re.search(r"^splits: those of few queries with more than (\d+) keys", text, re.MULTILINE)
     return Shapes(

@@ -25,6 +25,7 @@ MASKS = {
 }
 SMALL = Shapes(Shape(6, 5), Shape(2, 4))
 SMALL_FIXED = Shapes(Shape(6, 5), Shape(2, 4), whole_keys=8)
+SMALL_WITH_ENDS = Shapes(Shape(6, 5, ends=3), Shape(2, 4))
 
 
 def sees(mask: Mask, queries: int, keys: int) -> np.ndarray:
@@ -65,7 +66,7 @@ def test_blocks_of_a_tile_are_those_of_the_mask(mask):
 
 
 @pytest.mark.parametrize("chunk_units", (1, 2, 3, 7, 1000))
-@pytest.mark.parametrize("shapes", (SMALL, SMALL_FIXED), ids=["", "batch_invariant"])
+@pytest.mark.parametrize("shapes", (SMALL, SMALL_FIXED, SMALL_WITH_ENDS), ids=["", "batch_invariant", "ends"])
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
 def test_every_pair_of_blocks_is_taken_once(mask, shapes, chunk_units):
     """Whichever way the list of units is cut; and each pair of a query and a key that it sees lies in one of them."""
@@ -167,10 +168,10 @@ def test_tiles_are_read_from_the_plan():
     """Packed heads share the rows: 4 of them leave 48 queries of 192 rows; tiles of 32 rows are for calls in which bits may
     depend on the batch.
     """
-    assert schedule_model.shapes_of(128, 128, 8, 2, False) == Shapes(Shape(48, 80), Shape(8, 128))
+    assert schedule_model.shapes_of(128, 128, 8, 2, False) == Shapes(Shape(48, 80, ends=3), Shape(8, 128))
     fixed = schedule_model.shapes_of(128, 128, 8, 2, True)
     assert fixed.decode == Shape(16, 128) and fixed.whole_keys % 128 == 0 and fixed.whole_keys > 0
-    assert schedule_model.shapes_of(64, 64, 8, 8, False) == Shapes(Shape(192, 128), Shape(16, 128))
+    assert schedule_model.shapes_of(64, 64, 8, 8, False) == Shapes(Shape(192, 128, ends=1), Shape(16, 128))
     assert schedule_model.shapes_of(192, 128, 128, 1, False).decode == Shape(1, 64)
     assert schedule_model.shapes_of(96, 96, 8, 8, False).decode.queries == 64
 

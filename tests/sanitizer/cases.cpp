@@ -30,6 +30,13 @@ Case mixed(std::string why, Keys layout, int page_size) {
           .num_splits = 0};
 }
 
+// Tiles of 32 rows and of 4 in one kernel.
+void several_queries(Case& c) {
+  c.queries = {8, 1, 8, 1};
+  c.heads_k = 1;
+  c.packed_q = true;
+}
+
 // A chunk beside single queries, of which one has so many keys that each class has a kernel.
 Case step(std::string why, int heads_k, int most_keys) {
   Case made{.why = std::move(why),
@@ -251,6 +258,18 @@ std::vector<Case> make() {
             c.keys.front() = 900;
             c.clusters = false;
             c.metadata = true;
+          }),
+      but(decode("decode: up to 32 rows, clusters", {700, 1, 17, 5}, 16), several_queries),
+      but(decode("decode: up to 32 rows, no cluster, splits", {700, 1, 17, 5}, 16),
+          [](Case& c) {
+            several_queries(c);
+            c.clusters = false;
+          }),
+      but(decode("decode: 32 rows, d 256", {400, 30}, 16),
+          [](Case& c) {
+            c.queries = {8, 8};
+            c.heads_k = 1;
+            c.head_dim = c.head_dim_v = 256;
           }),
       but(decode("decode: 4 queries, d 64", {200, 70}, 16),
           [](Case& c) {
