@@ -136,16 +136,16 @@ struct Plan {
   int cluster = 0;      // thread blocks that share each tile of few queries, one for each sequence and group of heads,
                         // and merge in shared memory; 0: tiles are shared out in another way
   // With a schedule, which knows on the device what lengths are and not only their bound:
-  int cluster_if_alike = 0;         // as cluster, if it finds no sequence much longer than the others; 0: not asked
-  bool draws_if_whole = false;      // tiles are drawn in its order if it cuts none
-  bool starts_early = true;         // kernels are set up while the one before on the stream still runs
-  bool next_starts_early = true;    // and the next call before this one ends, also if no tile is cut
-  bool makes_schedule = false;      // which has to be computed first
-  FewReaders readers;               // for the kernel that makes it
-  bool fixed_splits = false;        // splits depend on a sequence alone (batch_invariant)
-  bool forces_splits = false;       // by units also where whole tiles fill the grid
-  bool decode_first = false;        // of two kernels, on a part of the SMs; otherwise prefill, on all it has tiles for
-  int readers_beside_prefill = 0;   // thread blocks that it keeps there at least, since these read as fast as all
+  int cluster_if_alike = 0;       // as cluster, if it finds no sequence much longer than the others; 0: not asked
+  bool draws_if_whole = false;    // tiles are drawn in its order if it cuts none
+  bool starts_early = true;       // kernels are set up while the one before on the stream still runs
+  bool next_starts_early = true;  // and the next call before this one ends, also if no tile is cut
+  bool makes_schedule = false;    // which has to be computed first
+  FewReaders readers;             // for the kernel that makes it
+  bool fixed_splits = false;      // splits depend on a sequence alone (batch_invariant)
+  bool forces_splits = false;     // by units also where whole tiles fill the grid
+  bool decode_first = false;      // of two kernels, on a part of the SMs; otherwise prefill, which leaves it SMs if cut
+  int readers_beside_prefill = 0;   // thread blocks of decode that read as fast as all
   int max_splits = 0;               // of a tile; 0: no bound
   int keys_in_l2 = 0;               // of one K/V head
   std::vector<KernelPlan> kernels;  // one, or prefill and decode; the combine kernel follows if any may split and

@@ -51,13 +51,15 @@ std::int64_t m_blocks(Problem const& problem, TileConfig const& tile, int packed
   return ceil_div<std::int64_t>(problem.seqlen_q, queries_per_tile);
 }
 
-// A block at least, where rows of K and V are no multiple of 32 bytes, which TMA brings more slowly: with tiles for
-// head dims up to 96 and 128, whose rows are several boxes, 128 keys take 1,712 ns for head dim 72 and 1,246 for 80.
+// A block at least, where rows of K or V are no multiple of 32 bytes, which TMA brings more slowly: with tiles for head
+// dims up to 96 and 128, whose rows are several boxes, a block of 128x128 takes 1,712 ns for head dim 72 and 1,246 for
+// 80.
 int least_block_ns(Problem const& problem, TileConfig const& tile) {
   constexpr double kNsOfRow = 6.7;
-  bool const aligned = problem.head_dim * kElementBytes % 32 == 0;
+  auto const slow_rows = [&](int head_dim) { return head_dim * kElementBytes % 32 != 0 ? tile.keys : 0; };
   bool const several_boxes = 64 < tile.head_dim && tile.head_dim <= 128;
-  return !aligned && several_boxes ? static_cast<int>(2 * tile.keys * kNsOfRow) : 0;
+  int const rows = slow_rows(problem.head_dim) + slow_rows(problem.head_dim_v);
+  return several_boxes ? static_cast<int>(rows * kNsOfRow) : 0;
 }
 
 // Nanoseconds of an SM for the tile of query block m.

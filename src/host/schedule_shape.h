@@ -35,7 +35,7 @@ inline constexpr int kLeastUnitsOfFewQueries = 4;
 constexpr int units_of_ends(TileConfig tile) {
   tile.calls = Calls::kDense;
   for (TileRow const& row : kTiles) {
-    if (row.tile == tile) { return (row.cost.tile + row.cost.block / 2) / row.cost.block; }
+    if (row.tile == tile && row.cost.block > 0) { return (row.cost.tile + row.cost.block / 2) / row.cost.block; }
   }
   return 1;
 }

@@ -276,7 +276,7 @@ def call_of(batch: int, head_dim: int, head_dim_v: int, heads_q: int, heads_k: i
     return Call(plan.ctas if few_rows else 0, heads_q // packed)
 
 
-# Of the tiles of many queries by rows and keys, as design: what starting and ending one takes, in blocks.
+# What starting and ending a tile of many queries takes, in blocks, by its rows and keys: as its costs say, no result.
 UNITS_OF_ENDS = {(192, 128): 1, (192, 96): 3, (192, 80): 3, (128, 128): 2, (128, 112): 2, (128, 80): 4}
 
 
@@ -286,16 +286,16 @@ def shapes_of(head_dim: int, head_dim_v: int, heads_q: int, heads_k: int, batch_
     plan, packed = plan_of((head_dim, head_dim_v), (heads_q, heads_k), batch_invariant=batch_invariant, **bounds)
     text = "\n".join(plan.reasons)
 
-    def shape(pattern: str) -> Shape:
+    def shape(pattern: str, few: bool = False) -> Shape:
         said = re.search(rf"^tile: {pattern} (\d+) rows x (\d+) keys", text, re.MULTILINE)
         assert said is not None, f"{pattern} is not in the plan:\n{text}"
         rows, keys = int(said[1]), int(said[2])
         slab = min(rows, 64)  # rows that heads share
-        return Shape(slab // packed * (rows // slab), keys, UNITS_OF_ENDS.get((rows, keys), 0))
+        return Shape(slab // packed * (rows // slab), keys, 0 if few else UNITS_OF_ENDS[rows, keys])
 
     whole = re.search(r"^splits: those of few queries with more than (\d+) keys", text, re.MULTILINE)
     return Shapes(
         shape(r"(?:the others: )?prefill"),
-        shape("sequences with few queries: decode"),
+        shape("sequences with few queries: decode", few=True),
         int(whole[1]) if whole and batch_invariant else 0,
     )
