@@ -113,13 +113,8 @@ TileRow const& PlanRequest::forced_row(std::initializer_list<TileUse> uses) cons
 
 TileRow const& measured_row(TileRow const& row) {
   if (row.use == TileUse::kCapped) { return row; }
-  auto const same = [&](TileRow const& other) {
-    TileConfig tile = other.tile;
-    tile.calls = row.tile.calls;
-    return other.use == TileUse::kDense && tile == row.tile;
-  };
-  auto const found = std::ranges::find_if(kTiles, same);
-  return found == kTiles.end() ? row : *found;
+  TileRow const* const dense = dense_row(row.tile);
+  return dense == nullptr ? row : *dense;
 }
 
 std::string counted(std::int64_t number, char const* noun) { return concat(number, " ", noun, number == 1 ? "" : "s"); }

@@ -29,15 +29,22 @@ inline constexpr int kFewBlocksOfTile = 12;
 // as long as so many.
 inline constexpr int kLeastUnitsOfFewQueries = 4;
 
+// The row of dense calls with the same tile, whose cost was measured; nullptr if there is none.
+constexpr TileRow const* dense_row(TileConfig tile) {
+  tile.calls = Calls::kDense;
+  for (TileRow const& row : kTiles) {
+    if (row.tile == tile) { return &row; }
+  }
+  return nullptr;
+}
+
 // Units of a tile of many queries for what it takes beside its blocks, by the costs of dense calls with the same tile.
 // Without them a chunk of many short tiles is late: with 924 queries on 7.5k keys, 536 on 4k and 34 short sequences,
 // 96/8 heads, it ended 210 us behind the others.
-constexpr int units_of_ends(TileConfig tile) {
-  tile.calls = Calls::kDense;
-  for (TileRow const& row : kTiles) {
-    if (row.tile == tile && row.cost.block > 0) { return (row.cost.tile + row.cost.block / 2) / row.cost.block; }
-  }
-  return 1;
+constexpr int units_of_ends(TileConfig const& tile) {
+  TileRow const* const row = dense_row(tile);
+  if (row == nullptr || row->cost.block == 0) { return 1; }
+  return (row->cost.tile + row->cost.block / 2) / row->cost.block;
 }
 
 // Query rows of a sequence. Of one sequence alone, at most as many as q has, whatever the bound on its length is.
