@@ -117,6 +117,7 @@ struct KernelPlan {
   int pairs = 0;              // of tiles that the blocks of a cluster share, found by their rank (PairedTiles)
   int blocks_of_pair = 0;     // of a cluster
   bool ranked = false;        // blocks find the tiles of few sequences by their rank
+  int leaves = 0;             // SMs that the grid leaves to the kernel behind it
 };
 
 // What was decided, and why. The fields that KernelPlan has, too, are those of the first kernel.

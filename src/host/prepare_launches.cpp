@@ -83,8 +83,9 @@ AttentionParams attention_params(Plan const& plan, KernelPlan const& kernel, Pro
 }
 
 // How many blocks share the rows of a candidate. Borders between chunks, and tiles in equal parts, have about as much
-// to merge each, so that the blocks of all of them are to be on the SMs at once; few rows want fewer, those of a second
-// kernel the fewest, which mostly cuts nothing. Of other tiles few are in parts.
+// to merge each, so that the blocks of a task are to be on the SMs at once; two thirds of them take as long, half of
+// them longer. Candidates of few rows want fewer, those of a second task the fewest, which mostly merges nothing. Of
+// other tiles few are in parts.
 int blocks_of_candidate(SplitCombineTask const& task, bool few_merge, int rows, int at_once, bool is_first) {
   constexpr int kSms = 132;
   constexpr int kBlocksForFew = 2048;

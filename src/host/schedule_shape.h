@@ -160,11 +160,12 @@ inline ScheduleParams schedule_params(Plan const& plan, KernelPlan const& kernel
   p.max_splits = plan.max_splits;
   if (problem.ragged && kernel.family == KernelFamily::kPrefill) {
     TileRow const* const counted = find_tile(problem.head_dim, problem.head_dim_v, TileUse::kRagged);
-    p.resized = {slabs_of(counted->tile), slabs_of(kernel.tile)};
+    p.resized = {slabs_of(counted->tile), FastDivmod(slabs_of(kernel.tile))};
   }
   p.most_tiles = static_cast<int>(kernel.most_tiles / head_groups);
   p.most_units = static_cast<int>(kernel.most_units / head_groups);
-  p.least_ctas = min_of(plan.readers_beside_prefill, kernel.ctas);
+  p.ctas_beside = kernel.leaves;
+  p.readers = min_of(plan.readers_beside_prefill, kernel.ctas + kernel.leaves);
   return p;
 }
 

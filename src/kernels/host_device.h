@@ -19,6 +19,11 @@ HA_HOST_DEVICE constexpr T ceil_div(T a, T b) {
   return (a + b - 1) / b;
 }
 
+// For a >= 0, in half of the instructions where b is not known before.
+HA_HOST_DEVICE constexpr int ceil_div_positive(int a, int b) {
+  return static_cast<int>(ceil_div(static_cast<unsigned>(a), static_cast<unsigned>(b)));
+}
+
 HA_HOST_DEVICE constexpr int floor_div(int a, int b) { return a / b - (a % b < 0); }
 
 HA_HOST_DEVICE constexpr int min_of(int a, int b) { return a < b ? a : b; }

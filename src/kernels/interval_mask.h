@@ -6,11 +6,17 @@
 
 namespace hopper_attention {
 
-// Queries and keys of one sequence. With context parallelism `k` keys are here, of `k_total` on all ranks.
+// Queries and keys of one sequence. With context parallelism `k` keys are here, of `k_total` on all ranks. Without
+// arguments nothing is set: what has room for many would otherwise take two instructions for each.
 struct SeqlenQK {
   int q;
   int k;
-  int k_total = k;
+  int k_total;
+
+  SeqlenQK() = default;
+  HA_HOST_DEVICE constexpr SeqlenQK(int queries, int keys) : SeqlenQK(queries, keys, keys) {}
+  HA_HOST_DEVICE constexpr SeqlenQK(int queries, int keys, int keys_of_all)
+      : q(queries), k(keys), k_total(keys_of_all) {}
 
   HA_HOST_DEVICE constexpr bool operator==(SeqlenQK const&) const = default;
 };

@@ -29,9 +29,10 @@ HA_HOST_DEVICE constexpr bool leave_grid_idle(Count tiles, long long units, int 
   long long const worth = static_cast<long long>(kWorthCutting) * ctas + behind;
   long long const behind_longest = static_cast<long long>(most) * ctas - units;
   if (behind_longest > worth && 13 * (behind_longest - behind) > units) { return true; }
+  if (!even) { return false; }
   long long const in_last_round = static_cast<long long>(ceil_div<Count>(tiles, ctas)) * ctas - tiles;
   bool const is_long = in_last_round * units > static_cast<long long>(tiles) * worth;
-  return even && is_long && 13 * in_last_round > tiles;
+  return is_long && 13 * in_last_round > tiles;
 }
 
 // Which places a kernel takes.
@@ -40,7 +41,7 @@ enum class Places { kAll, kPrefill, kDecode };
 // How a kernel shares the SMs with the other one of its call.
 enum class CardShare {
   kAll,     // by turns: each CTA begins with the item of its own index
-  kFirst,   // prefill before decode: what whole tiles leave is not idle, and chunks leave it SMs
+  kFirst,   // prefill before decode: SMs that whole tiles leave are not idle, and chunks leave decode some
   kLeaves,  // decode before prefill, bound by memory: CTAs that it can do without end at once
   kTakes,   // the second: its CTAs start where SMs are left, then where they become free, so that none has an own item
 };
@@ -50,11 +51,11 @@ enum class CardShare {
 // head group may not exist.
 struct ResizedTiles {
   int slabs_counted = 1;
-  int slabs = 1;
+  FastDivmod slabs;
 
-  HA_HOST_DEVICE constexpr bool on() const { return slabs != slabs_counted; }
+  HA_HOST_DEVICE constexpr bool on() const { return slabs.divisor != slabs_counted; }
   HA_HOST_DEVICE constexpr int of(int counted, int places) const {
-    return on() ? (slabs_counted * counted + (slabs - 1) * places) / slabs : counted;
+    return on() ? slabs.quotient(slabs_counted * counted + (slabs.divisor - 1) * places) : counted;
   }
 };
 
@@ -77,10 +78,11 @@ struct ScheduleParams {
   bool fixed_splits = false;     // every unit is a split: its bits depend on its sequence alone
   int least_units = 1;           // of a CTA
   int max_splits = 0;            // 0: no bound
-  ResizedTiles resized;          // of metadata; such tiles are never cut
+  ResizedTiles resized;          // of metadata
   int most_tiles = 0;            // bounds for what damaged metadata may claim, of one head group
   int most_units = 0;
-  int least_ctas = 1;  // that read as fast as all, of a kernel that leaves SMs to prefill
+  int ctas_beside = 0;  // that the second kernel has from the start, beside the grid of the first
+  int readers = 1;      // CTAs of decode that read as fast as all while prefill has the others
 };
 
 // Whether tiles of few queries may be cut, and that pays over `whole`; `places_and_cuts`: the fact of the metadata.
@@ -96,16 +98,19 @@ HA_HOST_DEVICE constexpr bool cuts_tiles(ScheduleParams const& params, int const
   return cuts_tiles(params, *where_is(metadata, params.stride, kPlacesAndCuts), whole);
 }
 
-// Chunk c of the list of units: [begin(c), begin(c + 1)).
+// Chunk c of the list of units: [begin(c), begin(c + 1)), for c < count.
 struct Chunks {
   int units;
   int size;
   int count;
 
   HA_HOST_DEVICE constexpr int begin(int chunk) const {
-    return clamped(static_cast<long long>(chunk) * size, 0, units);
+    unsigned const begin = static_cast<unsigned>(chunk) * static_cast<unsigned>(size);
+    return begin < static_cast<unsigned>(units) ? static_cast<int>(begin) : units;
   }
-  HA_HOST_DEVICE constexpr int of(int unit) const { return unit / size; }
+  HA_HOST_DEVICE constexpr int of(int unit) const {
+    return static_cast<int>(static_cast<unsigned>(unit) / static_cast<unsigned>(size));
+  }
 };
 
 // What CTAs draw from: tiles or chunks. Where they draw from a counter, each takes items until it has drawn one too
@@ -142,6 +147,7 @@ struct ScheduleNumbers {
   int units_base = 0;
   int tiles = 0;
   int units = 0;
+  int most_units = 0;  // of a tile
   bool by_units = false;
   int ctas = 0;
 };
@@ -154,8 +160,12 @@ class Schedule {
   // Read from `metadata`: those of `params`, or a copy.
   HA_HOST_DEVICE constexpr Schedule(ScheduleParams const& params, int const* metadata)
       : params_(params), metadata_(metadata), numbers_{.end = params.batch, .ctas = params.ctas} {
+    numbers_.most_units = params.alike.units;
     if (metadata != nullptr) {
       int const prefill = min_of(PlacesAndCuts::of(fact(kPlacesAndCuts)).prefill, params.batch);
+      int const most_prefill = params.places == Places::kDecode ? 0 : fact(kMostUnitsPrefill);
+      int const most_decode = params.places == Places::kPrefill ? 0 : fact(kMostUnitsDecode);
+      numbers_.most_units = max_of(most_prefill, most_decode);
       if (params.places == Places::kPrefill) { numbers_.end = prefill; }
       if (params.places == Places::kDecode) { numbers_.begin = prefill; }
       if (numbers_.begin > 0) {
@@ -186,12 +196,12 @@ class Schedule {
   HA_HOST_DEVICE constexpr int tiles_before(int place) const {
     if (metadata_ == nullptr) { return place * params_.alike.tiles; }
     if (place == numbers_.begin) { return 0; }
-    return clamped(static_cast<long long>(at(kTilesUntil, place - 1)) - numbers_.tiles_base, 0, params_.most_tiles);
+    return behind(numbers_.tiles_base, at(kTilesUntil, place - 1), params_.most_tiles);
   }
   HA_HOST_DEVICE constexpr int units_before(int place) const {
     if (metadata_ == nullptr) { return place * params_.alike_units; }
     if (place == numbers_.begin) { return 0; }
-    return clamped(static_cast<long long>(at(kUnitsUntil, place - 1)) - numbers_.units_base, 0, params_.most_units);
+    return behind(numbers_.units_base, at(kUnitsUntil, place - 1), params_.most_units);
   }
   HA_HOST_DEVICE constexpr int units_of(int place) const { return units_before(place + 1) - units_before(place); }
 
@@ -213,19 +223,19 @@ class Schedule {
   HA_HOST_DEVICE constexpr Chunks chunks() const {
     int const all = units();
     if (params_.fixed_splits) { return {all, 1, all}; }
-    int size = max_of(max_of(1, params_.least_units), ceil_div(all, numbers_.ctas));
+    int size = max_of(max_of(1, params_.least_units), ceil_div_positive(all, numbers_.ctas));
     if (params_.max_splits >= 2) {
       // Units of few tiles may have been rounded up (FewTiles); the longest is the first.
-      int const most = params_.bound_by_memory ? max_of(most_units(), units_of(numbers_.begin)) : most_units();
-      size = max_of(size, ceil_div(most, params_.max_splits - 1));
+      int const rounded = params_.bound_by_memory ? units_of(numbers_.begin) : 0;
+      size = max_of(size, ceil_div(max_of(numbers_.most_units, rounded), params_.max_splits - 1));
     }
-    return {all, size, ceil_div(all, size)};
+    return {all, size, ceil_div_positive(all, size)};
   }
 
-  // A list ends soon whose tiles all take no longer than a few rounds of the longest: a CTA that draws two of these
-  // before it begins the first ends late, however many short ones follow.
+  // A list ends soon whose tiles together take no longer than a few rounds of the longest: a CTA that draws two of
+  // these before it begins the first ends late, however many short ones follow.
   HA_HOST_DEVICE constexpr Draws draws(int count) const {
-    bool const ends_soon = units() <= static_cast<long long>(Draws::kLastRounds) * params_.ctas * most_units();
+    bool const ends_soon = units() <= static_cast<long long>(Draws::kLastRounds) * params_.ctas * numbers_.most_units;
     return {count, numbers_.ctas, params_.share != CardShare::kTakes, counter(), ends_soon};
   }
 
@@ -240,11 +250,10 @@ class Schedule {
     return where_is(params_.metadata, params_.stride, kDecodeCounter);
   }
 
-  HA_HOST_DEVICE constexpr int most_units() const {
-    if (metadata_ == nullptr) { return params_.alike.units; }
-    if (params_.places == Places::kPrefill) { return fact(kMostUnitsPrefill); }
-    int const decode = fact(kMostUnitsDecode);
-    return params_.places == Places::kDecode ? decode : max_of(fact(kMostUnitsPrefill), decode);
+  // How far a sum lies behind another one, up to a bound; the bound where it lies before that one, in damaged metadata.
+  HA_HOST_DEVICE static constexpr int behind(int base, int until, int most) {
+    unsigned const found = static_cast<unsigned>(until) - static_cast<unsigned>(base);
+    return found < static_cast<unsigned>(most) ? static_cast<int>(found) : most;
   }
 
   // Of the places behind those of the kernel, which the other one takes.
@@ -256,8 +265,8 @@ class Schedule {
   // Sums that the bound cuts off would lose tiles.
   HA_HOST_DEVICE constexpr bool units_fit() const {
     if (metadata_ == nullptr || numbers_.begin == numbers_.end) { return true; }
-    long long const of_group = static_cast<long long>(at(kUnitsUntil, numbers_.end - 1)) - numbers_.units_base;
-    return of_group >= 0 && of_group <= params_.most_units;
+    unsigned const until = static_cast<unsigned>(numbers_.units_base) + static_cast<unsigned>(numbers_.units);
+    return static_cast<unsigned>(at(kUnitsUntil, numbers_.end - 1)) == until;
   }
 
   HA_HOST_DEVICE constexpr bool work_is_cut() const {
@@ -271,17 +280,18 @@ class Schedule {
     bool const first = params_.share == CardShare::kFirst;
     long long const groups = params_.head_groups.divisor;
     long long const other = first || params_.share == CardShare::kTakes ? units_behind() * groups : 0;
-    bool const alike = 4LL * units() >= 3LL * all * most_units();
-    bool const even = params_.even_tiles && alike && (first || other <= units());
-    return leave_grid_idle(all, first ? units() : units() + other, most_units(), params_.ctas, even, first ? other : 0);
+    bool const even =
+        params_.even_tiles && 4LL * units() >= 3LL * all * numbers_.most_units && (first || other <= units());
+    return leave_grid_idle(all, first ? units() : units() + other, numbers_.most_units,
+                           params_.ctas + params_.ctas_beside, even, first ? other : 0);
   }
 
   // Of the first kernel, as many as leave the other one the SMs on which it ends no later. 128 rows take an SM about as
   // long for a block of keys as its share of an H200's memory takes to bring the block (of an H100's 1.45 times as
-  // long), so units of both kernels count alike. Decode has at least the CTAs that read as fast as all: a wrong
-  // estimate costs little, as idle SMs slow no memory, and prefill goes on where decode ends; some more, if then the
-  // last round of tiles is full. Chunks of prefill leave decode no more than these: one after the other both would have
-  // their starts, and the last of their tiles, to wait for.
+  // long), so units of both kernels count alike. Decode that goes first has at least the CTAs that read as fast as all:
+  // a wrong estimate costs little, as idle SMs slow no memory, and prefill goes on where decode ends; some more, if
+  // then the last round of tiles is full. Chunks that go first leave decode no more than these: one after the other
+  // both kernels would have their starts, and the last of their tiles, to wait for.
   HA_HOST_DEVICE constexpr int ctas_beside_other() const {
     bool const is_decode = params_.share == CardShare::kLeaves;
     int const other = is_decode ? clamped(numbers_.units_base, 0, 1 << 30) : units_behind();
@@ -290,10 +300,11 @@ class Schedule {
     int const all = is_decode ? numbers_.units : clamped(both, 1, 1 << 30);
     // No division of 64 bits: it is a call that producers have no registers for.
     int const shift = max_of(0, log2_of(all) - 15);
-    auto const share = static_cast<unsigned>(min_of(other, all) >> shift) * static_cast<unsigned>(params_.ctas);
-    int const left = params_.ctas - static_cast<int>(share / static_cast<unsigned>(all >> shift));
-    int const least = is_decode ? params_.least_ctas : params_.ctas - params_.least_ctas;
-    int const ctas = max_of(max_of(1, least), left);
+    int const of_both = params_.ctas + params_.ctas_beside;
+    auto const share = static_cast<unsigned>(min_of(other, all) >> shift) * static_cast<unsigned>(of_both);
+    int const left = of_both - static_cast<int>(share / static_cast<unsigned>(all >> shift));
+    int const least = is_decode ? params_.readers : of_both - params_.readers;
+    int const ctas = min_of(max_of(max_of(1, least), left), params_.ctas);
     if (!is_decode || numbers_.by_units || tiles() <= 0) { return ctas; }
     int const in_full_rounds = ceil_div(tiles(), max_of(1, tiles() / ctas));
     return in_full_rounds <= ctas + (params_.ctas - ctas) / 2 ? in_full_rounds : ctas;

@@ -13,7 +13,7 @@ constexpr int kWarps = kScheduleThreads / 32;
 constexpr int kBuckets = kScheduleBuckets;  // half of each class
 constexpr unsigned kAllLanes = 0xffffffff;
 
-// Blocks of a tile to an eighth: 16 steps where they double. Longer tiles have smaller numbers.
+// Blocks of a tile, with its ends, to an eighth: 16 steps where they double. Longer tiles have smaller numbers.
 __device__ __forceinline__ int bucket_of(bool decode, SequenceWork const& in_blocks) {
   int const blocks = in_blocks.tiles == 0 ? 0 : in_blocks.units;
   int const exponent = blocks < 8 ? 0 : 28 - __clz(blocks);
@@ -21,7 +21,8 @@ __device__ __forceinline__ int bucket_of(bool decode, SequenceWork const& in_blo
   return (decode ? kBuckets : kBuckets / 2) - 1 - min_of(step, kBuckets / 2 - 1);
 }
 
-// Of all sequences of prefill and, one further on, of decode: blocks of the longest tile, tiles, and their blocks.
+// Of all sequences of prefill and, one further on, of decode: blocks of the longest tile, tiles, and their blocks, all
+// with what tiles take beside them (TileShape::ends).
 enum ClassNumber : int { kMost = 0, kTiles = 2, kBlocks = 4, kClassNumbers = 6 };
 
 // Of a warp: the largest, or the sum.

@@ -15,13 +15,14 @@ namespace hopper_attention {
 // tile for many queries, one for few and those for what 16 or 32 rows hold; the blocks of the last three have as many
 // keys, since schedules count them together. Tiles of kRagged that are never cut, of keys without pages, have kernels
 // of their own, kWhole, and kShort where sequences are short in the mean. So have tiles of fewer rows, for calls in
-// which those of kRagged would leave SMs idle: kSmallGrid, which are never cut, and kSmallParts, of which all are in as
-// many parts. Schedules count the tiles of kRagged all the same. kPaired is for so few tiles that each has an SM, of
-// which some are long and some short, or so few that each has several: the thread blocks of a cluster share a long one
-// and a short one. Softcap for many queries, in dense calls too, has kernels of its own with the tiles of kRagged.
-// Those of kFewRows have two more: for batch_invariant, since what merges parts would take short calls 0.2 us, and for
-// tiles that follow from their index, whose calls take 0.97 of the time without the code that looks for others, gathers
-// keys or caps scores; those of kSomeRows one more, since batch_invariant has no tile of 32 rows.
+// which those of kRagged would leave SMs idle: kSmallGrid, which are never cut, and kSmallParts, which a schedule may
+// cut or of which all are in as many parts. Schedules count the tiles of kRagged all the same. kPaired is for so few
+// tiles that each has an SM, of which some are long and some short, or so few that each has several: the thread blocks
+// of a cluster share a long one and a short one. Softcap for many queries, in dense calls too, has kernels of its own
+// with the tiles of kRagged. Those of kFewRows have two more: for batch_invariant, since what merges parts would take
+// short calls 0.2 us, and for tiles that follow from their index, whose calls take 0.97 of the time without the code
+// that looks for others, gathers keys or caps scores; those of kSomeRows one more, since batch_invariant has no tile of
+// 32 rows.
 enum class TileUse : std::uint8_t {
   kDense,
   kRagged,

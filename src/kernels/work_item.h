@@ -105,26 +105,29 @@ struct TilesOfUnits {
 // division. How many the longer one has follows from the keys that a tile has more than the one before it.
 template <KernelFamily kFamily>
 HA_HOST_DEVICE constexpr UnitTile unit_tile(FoundPlace const& found, TilesOfUnits const& of, int x, int head_groups) {
+  auto const quotient = [](int a, int b) {
+    return static_cast<int>(static_cast<unsigned>(a) / static_cast<unsigned>(b));  // of signed ones it is twice as long
+  };
   int const of_place = max_of(1, found.until - found.before);
   int const within = x - found.before * head_groups;
-  int const head = within / of_place;
+  int const head = quotient(within, of_place);
   int const in_head = within - head * of_place;
   if (of.tiles <= 1) { return {found.place, head, 0, x - in_head, of_place}; }
   if (kFamily == KernelFamily::kDecode || !of.rise) {
-    int const units = max_of(1, of_place / of.tiles);
-    int const m = in_head / units;
+    int const units = max_of(1, quotient(of_place, of.tiles));
+    int const m = quotient(in_head, units);
     return {found.place, head, m, x - (in_head - m * units), min_of(units, of_place - m * units)};
   }
   // Of an odd number of tiles the one in the middle has half as many as two, rounded down.
   unsigned const twice = 2U * static_cast<unsigned>(of_place) + static_cast<unsigned>(of.tiles % 2);
   int const of_pair = max_of(2, static_cast<int>(twice / static_cast<unsigned>(of.tiles)));
-  int const pair = in_head / of_pair;
+  int const pair = quotient(in_head, of_pair);
   int const in_pair = in_head - pair * of_pair;
   int const here = min_of(of_pair, of_place - pair * of_pair);
   int const between = of.tiles - 1 - 2 * pair;  // the two, in tiles
   if (between <= 0) { return {found.place, head, between == 0 ? pair : of.tiles, x - in_pair, here}; }
-  int const longer =
-      min_of(min_of((of_pair + 1) / 2 + between * of.queries / (2 * of.keys), max_of(1, of_pair - of.least)), here);
+  int const longer = min_of(
+      min_of((of_pair + 1) / 2 + quotient(between * of.queries, 2 * of.keys), max_of(1, of_pair - of.least)), here);
   if (in_pair < longer) { return {found.place, head, of.tiles - 1 - pair, x - in_pair, longer}; }
   return {found.place, head, pair, x - (in_pair - longer), here - longer};
 }
