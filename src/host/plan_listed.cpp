@@ -126,16 +126,20 @@ KernelPlan& choose_kernel(PlanRequest const& request, Plan& plan, TileUse use, b
   }
   KernelPlan kernel{family, row->tile, request.most_ctas(row->tile), threads_of(row->tile)};
   TileShape const shape = tile_shape(kernel.tile, plan.packed_heads, plan.fixed_splits);
-  bool const resized = problem.ragged && (use == TileUse::kSmallGrid || use == TileUse::kShort);
-  int const counted = tile_shape(request.tile_row(TileUse::kRagged).tile, plan.packed_heads, false).queries;
-  int const queries = resized ? min_of(shape.queries, counted) : shape.queries;
-  kernel.most_tiles = most_tiles_of_group(problem, family, queries, resized) * (problem.heads_q / plan.packed_heads);
+  bool const resized =
+      problem.ragged && (use == TileUse::kSmallGrid || use == TileUse::kSmallParts || use == TileUse::kShort);
+  // As metadata count them.
+  TileShape const counted =
+      resized ? tile_shape(request.tile_row(TileUse::kRagged).tile, plan.packed_heads, false) : shape;
+  int const queries = min_of(shape.queries, counted.queries);
+  int const groups = problem.heads_q / plan.packed_heads;
+  kernel.most_tiles = most_tiles_of_group(problem, family, queries, resized) * groups;
   require(kernel.most_tiles <= kMaxTiles, "q: the problem has up to ", kernel.most_tiles, " tiles, at most ", kMaxTiles,
           " are possible; split the batch");
 
-  int const blocks = ceil_div(std::max(problem.seqlen_k, 1), shape.keys) + 1;
-  std::int64_t const units =
-      shape.fixed_split > 0 ? fixed_parts(blocks, shape.fixed_split) : std::max(blocks, shape.least_units) + shape.ends;
+  int const blocks = ceil_div(std::max(problem.seqlen_k, 1), counted.keys) + 1;
+  std::int64_t const units = counted.fixed_split > 0 ? fixed_parts(blocks, counted.fixed_split)
+                                                     : std::max(blocks, counted.least_units) + counted.ends;
   // Units of few tiles, whose sequences all have few queries, may be rounded up (FewTiles), also where the call's bound
   // is more.
   constexpr int kMostRounding = 3;
@@ -205,14 +209,27 @@ void choose_who_merges(PlanRequest const& request, Plan& plan) {
   if (kernel.merges_parts) { because(plan, "merging", "by the block that leaves the last part of a tile"); }
 }
 
-// Whether each SM has at most one tile of prompts, if these have all queries but one of each sequence.
-bool prompts_take_one_round(PlanRequest const& request, TileConfig const& tile) {
+// Tiles of prompts, if these have all queries but one of each sequence.
+std::int64_t tiles_of_prompts(PlanRequest const& request, TileConfig const& tile) {
   Problem const& problem = request.problem;
   std::int64_t const queries = tile_shape(tile, request.scheduled_packing(), false).queries;
   std::int64_t const of_group =
       problem.packed_q ? ceil_div<std::int64_t>(std::max<std::int64_t>(0, problem.total_q - problem.batch), queries)
                        : problem.batch * ceil_div<std::int64_t>(problem.seqlen_q, queries);
-  return of_group * request.scheduled_groups() <= request.device.sm_count;
+  return of_group * request.scheduled_groups();
+}
+
+// Of prefill in front of decode: a grid that leaves a quarter of the SMs from the start, if it has no tiles for them.
+// Blocks without work, or that leave their SM to decode, hold it for 4 us: 23 queries of 40/8 heads and eight single
+// ones take 16.8 us so, 19.5 with all SMs in the grid.
+void leave_sms_to_decode(PlanRequest const& request, KernelPlan& prefill, std::int64_t tiles) {
+  constexpr int kMorePrompts = 4;  // each may have a tile that is not full
+  std::int64_t const wanted = tiles + std::int64_t{kMorePrompts} * request.scheduled_groups();
+  int const most = ceil_div(3 * request.available_sms(), 4);
+  int const ctas = static_cast<int>(std::min<std::int64_t>(prefill.ctas, std::max<std::int64_t>(wanted, most)));
+  prefill.leaves = prefill.ctas - ctas;
+  prefill.ctas = ctas;
+  if (prefill.may_split) { prefill.partial_slots = 2 * std::int64_t{ctas}; }
 }
 
 // Decode is bound by memory, which it does not need all SMs for. So it may go first, where one of its blocks takes a
@@ -220,20 +237,26 @@ bool prompts_take_one_round(PlanRequest const& request, TileConfig const& tile) 
 // work: these would begin at two times, and decode, with two or three rounds of its own, has fewer blocks for them.
 void choose_order(PlanRequest const& request, Plan& plan) {
   bool const fills_sm = plan.kernels[1].tile.per_sm == 1;
-  bool const one_round = prompts_take_one_round(request, plan.kernels[0].tile);
-  plan.decode_first = fills_sm && !one_round;
+  std::int64_t const prompts = tiles_of_prompts(request, plan.kernels[0].tile);
+  plan.decode_first = fills_sm && prompts > request.device.sm_count;
   plan.readers_beside_prefill = readers_beside_prefill(request, plan.kernels[1].tile);
+  if (!plan.decode_first) { leave_sms_to_decode(request, plan.kernels[0], prompts); }
   because(plan, "order",
           plan.decode_first ? "sequences with few queries first, on the SMs that their bytes need; the others beside "
                               "them, then on all SMs"
           : fills_sm        ? "sequences with few queries behind the others, of which each SM has at most one tile"
                             : "sequences with few queries behind the others: two of their blocks share an SM");
+  KernelPlan const& prefill = plan.kernels[0];
+  because(plan, "grid", "of many queries ", counted(prefill.ctas, "block"), " of ", prefill.threads,
+          " threads for up to ", counted(prefill.most_tiles, "tile"),
+          prefill.leaves > 0 ? ": those of few queries have the other SMs from the start" : "");
 }
 
 }  // namespace
 
-void plan_listed(PlanRequest const& request, Plan& plan, PrefillChoice const& prefill) {
+void plan_listed(PlanRequest const& request, Plan& plan, PrefillChoice const& choice) {
   take_scheduled_packing(request, plan);
+  PrefillChoice const prefill = choose_scheduled(request, choice);
   bool const forced = plan.fixed_splits || request.forced.num_splits >= 2;
   bool const splits = request.problem.num_splits != 1 || forced;
   bool const one_split = plan.fixed_splits && fits_one_split(request, request.tile_row(request.decode_use()).tile);
@@ -243,7 +266,8 @@ void plan_listed(PlanRequest const& request, Plan& plan, PrefillChoice const& pr
     bool const beside_decode =
         request.problem.ragged && splits &&
         (plan.fixed_splits || (!queries_are_known(request.problem) && !takes_few_queries_along(request, prefill)));
-    add_kernel(request, plan, prefill.use, prefill.may_split);
+    KernelPlan const& kernel = choose_kernel(request, plan, prefill.use, prefill.may_split);
+    if (!beside_decode) { explain_grid(plan, kernel); }
     if (splits && !beside_decode) {
       because(plan, "kernels",
               queries_are_known(request.problem)

@@ -260,6 +260,14 @@ PrefillChoice choose_prefill(PlanRequest const& request) {
   return asks_for_splits ? choose_equal_parts(request, choice) : choice;
 }
 
+PrefillChoice choose_scheduled(PlanRequest const& request, PrefillChoice const& choice) {
+  Problem const& problem = request.problem;
+  TileRow const* const parts = special_row(request, TileUse::kSmallParts);
+  bool const is_small = choice.use == TileUse::kSmallGrid && parts != nullptr;
+  bool const may_cut = problem.ragged && problem.num_splits != 1 && !whole_tiles_fill_grid(request);
+  return is_small && may_cut ? PrefillChoice{parts->use, true} : choice;
+}
+
 bool takes_few_queries_along(PlanRequest const& request, PrefillChoice const& choice) {
   if (choice.may_split || request.forces_tile()) { return false; }
   Problem const& problem = request.problem;

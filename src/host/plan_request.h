@@ -131,6 +131,8 @@ int readers_beside_prefill(PlanRequest const& request, TileConfig const& tile);
 
 // plan_prefill.cpp
 PrefillChoice choose_prefill(PlanRequest const& request);
+// The same where a schedule shares the tiles out, which may then cut those of fewer rows, too.
+PrefillChoice choose_scheduled(PlanRequest const& request, PrefillChoice const& choice);
 // Of a few sequences whose tiles are whole and few, so that blocks find them by themselves (plan_in_order).
 bool needs_no_schedule(PlanRequest const& request, PrefillChoice const& choice);
 void plan_in_order(PlanRequest const& request, Plan& plan, PrefillChoice const& choice);

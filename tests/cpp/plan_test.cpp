@@ -666,13 +666,14 @@ TEST_CASE(
     int sms;
     std::vector<bool> may_split;  // of each kernel
   };
-  for (Case const& c : {Case{"a q of even sequences", 6, false, false, 0, 132, {false}},
-                        Case{"some of whose queries may not count", 6, false, true, 0, 132, {true, true}},
-                        Case{"packed, as many rows as all bounds together", 6, true, false, 3072, 132, {false}},
-                        Case{"packed, one row less", 6, true, false, 3071, 132, {true, true}},
-                        Case{"long tiles that leave a fifth of the grid idle", 5, false, false, 0, 132, {true}},
-                        Case{"those of fewer rows leave nothing idle", 4, false, false, 0, 132, {false}},
-                        Case{"tiles that leave much of the grid idle", 1, false, false, 0, 100, {true}}}) {
+  for (Case const& c :
+       {Case{"a q of even sequences", 6, false, false, 0, 132, {false}},
+        Case{"some of whose queries may not count", 6, false, true, 0, 132, {true, true}},
+        Case{"packed, as many rows as all bounds together", 6, true, false, 3072, 132, {false}},
+        Case{"packed, one row less", 6, true, false, 3071, 132, {true, true}},
+        Case{"long tiles that leave a fifth of the grid idle", 5, false, false, 0, 132, {true}},
+        Case{"those of fewer rows, which some keys less would leave idle", 4, false, false, 0, 132, {true}},
+        Case{"tiles that leave much of the grid idle", 1, false, false, 0, 100, {true}}}) {
     CAPTURE(c.why);
     Problem p = ragged(512, 16384, 128, c.batch);
     p.num_splits = 0;
@@ -2029,6 +2030,81 @@ TEST_CASE("plan_with: clusters can be forced and forbidden") {
   Problem many = ragged(9, 5000, 128, 3);  // 36 rows
   many.num_splits = 0;
   CHECK_THROWS_AS(plan_with(many, device, {.cluster = 4}), InvalidArgument);
+}
+
+// `queries` of prompts beside single ones: too many for ranks.
+Problem prompts_beside_decode(int queries, int head_dim = 128) {
+  constexpr int kSingles = 200;
+  static_assert(kSingles > kMostRankedSequences);
+  Problem p = ragged(queries, 131'072, head_dim, 1 + kSingles);
+  p.heads_q = 4;
+  p.heads_k = 1;
+  p.packed_q = true;
+  p.total_q = queries + kSingles;
+  p.num_splits = 0;
+  return p;
+}
+
+TEST_CASE("plan: prefill in front of decode leaves SMs to it from the start, as many as it has no tiles for") {
+  struct Case {
+    char const* why;
+    Problem problem;
+    int ctas;
+    int leaves;
+  };
+  Problem with_margin = prompts_beside_decode(100);
+  with_margin.sm_margin = 32;
+  // Tiles hold 192 rows of four heads: 48 queries.
+  for (Case const& c : {Case{"three tiles: a quarter of the SMs", prompts_beside_decode(100), 99, 33},
+                        Case{"100 tiles, and one of each of four more prompts", prompts_beside_decode(4800), 104, 28},
+                        Case{"as many as SMs", prompts_beside_decode(6336), 132, 0},
+                        Case{"more: decode goes first", prompts_beside_decode(6400), 132, 0},
+                        Case{"a quarter of those that the margin leaves", with_margin, 75, 25},
+                        Case{"two blocks of decode on an SM", prompts_beside_decode(100, 64), 99, 33}}) {
+    CAPTURE(c.why);
+    Plan const made = plan(c.problem, card(132));
+    CAPTURE(made.explain());
+    REQUIRE(made.kernels.size() == 2);
+    KernelPlan const& prefill = made.kernels.front();
+    CHECK(prefill.ctas == c.ctas);
+    CHECK(prefill.leaves == c.leaves);
+    CHECK(prefill.partial_slots == 2 * (prefill.may_split ? c.ctas : 0));
+    CHECK(explains(made, "have the other SMs from the start") == (c.leaves > 0));
+    ScheduleParams const params = schedule_params(made, prefill, c.problem);
+    CHECK((params.ctas == c.ctas && params.ctas_beside == c.leaves));
+  }
+  KernelPlan const decode = plan(prompts_beside_decode(100), card(132)).kernels.back();
+  CHECK((decode.ctas == 132 && decode.leaves == 0));
+}
+
+TEST_CASE("plan: tiles of fewer rows are cut where a schedule shares them out and one may be worth it") {
+  struct Case {
+    char const* why;
+    int keys;
+    int num_splits;
+    Calls calls;
+  };
+  for (Case const& c :
+       {Case{"a long one", 9417, 0, Calls::kUncapped}, Case{"none that is worth it", 1900, 0, Calls::kUncut},
+        Case{"as asked", 9417, 1, Calls::kUncut}}) {
+    CAPTURE(c.why);
+    Problem p = prompts_beside_decode(1500);  // 63 tiles of 192 rows, 94 of 128
+    p.heads_q = 8;
+    p.mask.right = 0;
+    p.seqlen_k = c.keys;
+    p.num_splits = c.num_splits;
+    Plan const made = plan(p, card(132));
+    CAPTURE(made.explain());
+    KernelPlan const& prefill = made.kernels.front();
+    REQUIRE(made.listed);
+    CHECK(prefill.tile.rows == 128);
+    CHECK(prefill.tile.calls == c.calls);
+    CHECK(prefill.may_split == (c.calls == Calls::kUncapped));
+    // Metadata count tiles of 192 rows, blocks of 80 keys and three units for the ends of a tile.
+    ScheduleParams const params = schedule_params(made, prefill, p);
+    CHECK(params.resized.on());
+    CHECK(params.most_units >= (ceil_div(1500, 24) + 201) * (ceil_div(c.keys, 80) + 3));
+  }
 }
 
 TEST_CASE("device_info: cards by name; an unknown one is refused with the known ones") {
