@@ -264,6 +264,7 @@ PrefillChoice choose_scheduled(PlanRequest const& request, PrefillChoice const& 
   Problem const& problem = request.problem;
   TileRow const* const parts = special_row(request, TileUse::kSmallParts);
   bool const is_small = choice.use == TileUse::kSmallGrid && parts != nullptr;
+  // Sequences that are alike have no metadata, whose units are what tiles of other rows share.
   bool const may_cut = problem.ragged && problem.num_splits != 1 && !whole_tiles_fill_grid(request);
   return is_small && may_cut ? PrefillChoice{parts->use, true} : choice;
 }

@@ -672,7 +672,7 @@ TEST_CASE(
         Case{"packed, as many rows as all bounds together", 6, true, false, 3072, 132, {false}},
         Case{"packed, one row less", 6, true, false, 3071, 132, {true, true}},
         Case{"long tiles that leave a fifth of the grid idle", 5, false, false, 0, 132, {true}},
-        Case{"those of fewer rows, which some keys less would leave idle", 4, false, false, 0, 132, {true}},
+        Case{"tiles of fewer rows, which shorter sequences could leave idle", 4, false, false, 0, 132, {true}},
         Case{"tiles that leave much of the grid idle", 1, false, false, 0, 100, {true}}}) {
     CAPTURE(c.why);
     Problem p = ragged(512, 16384, 128, c.batch);
@@ -2045,7 +2045,7 @@ Problem prompts_beside_decode(int queries, int head_dim = 128) {
   return p;
 }
 
-TEST_CASE("plan: prefill in front of decode leaves SMs to it from the start, as many as it has no tiles for") {
+TEST_CASE("plan: prefill in front of decode leaves it SMs from the start, where it has few tiles") {
   struct Case {
     char const* why;
     Problem problem;
@@ -2054,11 +2054,18 @@ TEST_CASE("plan: prefill in front of decode leaves SMs to it from the start, as 
   };
   Problem with_margin = prompts_beside_decode(100);
   with_margin.sm_margin = 32;
+  Problem drafts = prompts_beside_decode(17);  // so many queries that each has a tile
+  drafts.batch = 170;
+  drafts.total_q = 120 * 17 + 50;
+  Problem loosely_bounded = drafts;
+  loosely_bounded.seqlen_q = 4096;
   // Tiles hold 192 rows of four heads: 48 queries.
   for (Case const& c : {Case{"three tiles: a quarter of the SMs", prompts_beside_decode(100), 99, 33},
-                        Case{"100 tiles, and one of each of four more prompts", prompts_beside_decode(4800), 104, 28},
-                        Case{"as many as SMs", prompts_beside_decode(6336), 132, 0},
-                        Case{"more: decode goes first", prompts_beside_decode(6400), 132, 0},
+                        Case{"half as many as SMs", prompts_beside_decode(66 * 48), 99, 33},
+                        Case{"more", prompts_beside_decode(67 * 48), 132, 0},
+                        Case{"so many that decode goes first", prompts_beside_decode(6400), 132, 0},
+                        Case{"sequences that may each have a tile", drafts, 132, 0},
+                        Case{"a bound on queries that says nothing of them", loosely_bounded, 132, 0},
                         Case{"a quarter of those that the margin leaves", with_margin, 75, 25},
                         Case{"two blocks of decode on an SM", prompts_beside_decode(100, 64), 99, 33}}) {
     CAPTURE(c.why);
@@ -2075,6 +2082,7 @@ TEST_CASE("plan: prefill in front of decode leaves SMs to it from the start, as 
   }
   KernelPlan const decode = plan(prompts_beside_decode(100), card(132)).kernels.back();
   CHECK((decode.ctas == 132 && decode.leaves == 0));
+  CHECK(testing::plan_with(prompts_beside_decode(100), card(132), {.ctas = 120}).ctas == 120);
 }
 
 TEST_CASE("plan: tiles of fewer rows are cut where a schedule shares them out and one may be worth it") {

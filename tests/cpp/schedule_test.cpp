@@ -802,6 +802,7 @@ struct Seen {
   int in_pairs = 0, whole_of_pairs = 0;
   int clusters_by_schedule = 0, drawn_by_schedule = 0, units_by_schedule = 0, folded = 0, clusters_in_parts = 0;
   int merged_by_last = 0, merged_in_steps = 0;
+  int resized_by_units = 0, leaves_sms = 0;
 };
 
 // What CTAs merge that leave the last parts of tiles, whoever comes last: all parts of each tile, once.
@@ -1082,6 +1083,8 @@ std::string call_fault(Call& call, Random& random, Seen& seen) {
     if (!fault.empty()) { return fault; }
     seen.by_units += by_units && !fixed;
     seen.by_tiles += !by_units;
+    seen.resized_by_units += by_units && params.schedule.resized.on();
+    seen.leaves_sms += kernel.leaves > 0;
     seen.fixed += fixed;
     for (auto const& [name, parts] : tiles) { seen.parted += parts.size() > 1; }
   }
@@ -1128,6 +1131,7 @@ TEST_CASE("schedule: random calls compute every key block of every query block o
   // All paths were taken.
   CHECK(seen.by_units > 50);
   CHECK(seen.by_tiles > 50);
+  CHECK(seen.leaves_sms > 20);
   CHECK(seen.fixed > 50);
   CHECK(seen.alike > 20);
   CHECK(seen.by_index > 20);
@@ -1161,6 +1165,64 @@ TEST_CASE("schedule: whole tiles of a causal prompt end with the shortest, and l
       CAPTURE(keys_in_l2);
       CHECK(done.back().item.m == 0);
       for (std::size_t i = 1; i < done.size(); ++i) { CHECK(std::abs(done[i].item.m - done[i - 1].item.m) <= 1); }
+    }
+  }
+}
+
+TEST_CASE("schedule: tiles of fewer rows than metadata count are cut, and every key block is computed once") {
+  Random random(27);
+  Seen seen;
+  for (int i = 0; i < 400; ++i) {
+    Request r;
+    r.heads_k = one_of<int>(random, {1, 2});
+    r.heads_q = r.heads_k * one_of<int>(random, {4, 5, 8});
+    r.options.num_splits = one_of<int>(random, {0, 0, 3});
+    r.options.causal = pick(random, 0, 3) > 0;
+    r.slack_k = pick(random, 0, 3000);
+    r.lengths.assign(static_cast<std::size_t>(pick(random, 161, 200)), SeqlenQK{1, pick(random, 1, 900)});
+    for (int prompts = pick(random, 1, 6); prompts > 0; --prompts) {
+      int const q = pick(random, 20, 1500 / r.heads_k);
+      r.lengths.push_back({q, q + pick(random, 0, 1) * pick(random, 0, 16'000)});
+    }
+    std::shuffle(r.lengths.begin(), r.lengths.end(), random);
+    CAPTURE(i);
+    CAPTURE(text_of(r));
+    Call call;
+    make_call(r, call);
+    REQUIRE(call_fault(call, random, seen) == "");
+  }
+  CHECK(seen.resized_by_units > 50);
+  CHECK(seen.leaves_sms > 50);
+}
+
+TEST_CASE("chunks: begin where they should up to the largest number of units") {
+  constexpr int kMost = 1 << 30;
+  for (int const size : {1, 2, 3, 7'654'321, kMost - 1, kMost}) {
+    Chunks const chunks{kMost, size, ceil_div_positive(kMost, size)};
+    CAPTURE(size);
+    CHECK(chunks.begin(0) == 0);
+    CHECK(chunks.begin(chunks.count) == kMost);
+    CHECK(chunks.begin(chunks.count - 1) == std::int64_t{chunks.count - 1} * size);
+    CHECK(chunks.of(kMost - 1) == chunks.count - 1);
+  }
+}
+
+TEST_CASE("units: each tile of fewer rows than metadata count has some, however few there are") {
+  // A tile of 192 rows with one block and one unit for its ends holds two of 128 rows; rising and even ones.
+  for (bool const rise : {false, true}) {
+    for (int const counted : {1, 2, 3, 4, 7}) {
+      int const tiles = ceil_div(3 * counted, 2);
+      FoundPlace const found{0, 0, 2 * counted};
+      TilesOfUnits const of{tiles, rise, 128, 128, 2};
+      std::map<int, int> units;
+      for (int x = 0; x < found.until; ++x) {
+        UnitTile const tile = unit_tile<KernelFamily::kPrefill>(found, of, x, 1);
+        CHECK((tile.begin <= x && x < tile.begin + tile.units));
+        ++units[tile.m];
+      }
+      CAPTURE(rise);
+      CAPTURE(counted);
+      for (int m = 0; m < tiles; ++m) { CHECK(units[m] >= 1); }
     }
   }
 }
@@ -2241,7 +2303,8 @@ TEST_CASE("schedule: chunks of prefill before decode leave it the SMs on which i
     return schedule.ctas();
   };
   // Seven tiles of 111 to 113 blocks of 80 keys, and 3 units each: 805 of a head group.
-  CHECK(ctas_of_prefill(8, 1) == 99);  // of 132 - 132 * 32 / 837, with eight tiles of at least four units; its grid
+  // Its grid, less than the 132 - 132 * 32 / 837 that eight tiles of at least four units would leave.
+  CHECK(ctas_of_prefill(8, 1) == 99);
   CHECK(ctas_of_prefill(8, 9000) == 132 - 132 * 568 / 1373);  // of 71 blocks of 128 keys
   CHECK(ctas_of_prefill(8, 50'000) == 132 - 99);              // decode needs no more
 }
