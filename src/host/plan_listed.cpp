@@ -259,6 +259,9 @@ void choose_order(PlanRequest const& request, Plan& plan) {
                               "them, then on all SMs"
           : fills_sm        ? "sequences with few queries behind the others, of which each SM has at most one tile"
                             : "sequences with few queries behind the others: two of their blocks share an SM");
+}
+
+void explain_grid_beside_decode(Plan& plan) {
   KernelPlan const& prefill = plan.kernels[0];
   because(plan, "grid", "of many queries ", counted(prefill.ctas, "block"), " of ", prefill.threads,
           " threads for up to ", counted(prefill.most_tiles, "tile"),
@@ -290,6 +293,7 @@ void plan_listed(PlanRequest const& request, Plan& plan, PrefillChoice const& ch
     if (beside_decode) {
       add_decode_kernels(request, plan, splits && !one_split);
       choose_order(request, plan);
+      explain_grid_beside_decode(plan);
     }
   }
   choose_splits(request, plan, prefill.use);

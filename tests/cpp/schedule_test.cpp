@@ -1114,19 +1114,25 @@ std::map<int, std::vector<std::pair<int, int>>> cuts_of(Call& call, int b, Rando
   return cuts;
 }
 
+// Call number `i` computes every key block of every query block once, if its plan is one that is wanted.
+template <class IsWanted>
+void check_call(Request const& request, int i, Random& random, Seen& seen, IsWanted is_wanted) {
+  CAPTURE(i);
+  CAPTURE(text_of(request));
+  Call call;
+  make_call(request, call);
+  if (is_wanted(call.plan)) { REQUIRE(call_fault(call, random, seen) == ""); }
+}
+void check_call(Request const& request, int i, Random& random, Seen& seen) {
+  check_call(request, i, random, seen, [](Plan const& /*plan*/) { return true; });
+}
+
 }  // namespace
 
 TEST_CASE("schedule: random calls compute every key block of every query block once and merge what was cut") {
   Random random(1);
   Seen seen;
-  for (int i = 0; i < 1500; ++i) {
-    Request const request = random_request(random);
-    CAPTURE(i);
-    CAPTURE(text_of(request));
-    Call call;
-    make_call(request, call);
-    REQUIRE(call_fault(call, random, seen) == "");
-  }
+  for (int i = 0; i < 1500; ++i) { check_call(random_request(random), i, random, seen); }
   CHECK(seen.merged_by_last > 10);
   // All paths were taken.
   CHECK(seen.by_units > 50);
@@ -1185,11 +1191,7 @@ TEST_CASE("schedule: tiles of fewer rows than metadata count are cut, and every 
       r.lengths.push_back({q, q + pick(random, 0, 1) * pick(random, 0, 16'000)});
     }
     std::shuffle(r.lengths.begin(), r.lengths.end(), random);
-    CAPTURE(i);
-    CAPTURE(text_of(r));
-    Call call;
-    make_call(r, call);
-    REQUIRE(call_fault(call, random, seen) == "");
+    check_call(r, i, random, seen);
   }
   CHECK(seen.resized_by_units > 50);
   CHECK(seen.leaves_sms > 50);
@@ -1309,12 +1311,8 @@ TEST_CASE("schedule: tiles in equal parts are computed once and merged, and stay
     r.lengths = {SeqlenQK{pick(random, 0, 700), pick(random, 0, 20'000)}};
     r.alike = pick(random, 0, 4) == 0 && r.lengths[0].q > 0 && r.lengths[0].k > 0;
     if (r.alike) { r.lengths.resize(static_cast<std::size_t>(pick(random, 1, 3)), r.lengths[0]); }
-    CAPTURE(i);
-    CAPTURE(text_of(r));
-    Call call;
-    make_call(r, call);
-    if (call.plan.kernels.empty() || call.plan.kernels.front().equal_parts == 1) { continue; }
-    REQUIRE(call_fault(call, random, seen) == "");
+    check_call(r, i, random, seen,
+               [](Plan const& plan) { return !plan.kernels.empty() && plan.kernels.front().equal_parts > 1; });
   }
   CHECK(seen.in_equal_parts > 1000);
   CHECK(seen.whole_instead > 50);
@@ -1398,12 +1396,8 @@ TEST_CASE("schedule: tiles of one sequence, and of alike ones, are computed once
     r.alike = pick(random, 0, 4) == 0 && r.lengths[0].k > 0;
     if (r.alike) { r.lengths.resize(static_cast<std::size_t>(pick(random, 1, 3)), r.lengths[0]); }
     force_some_clusters(r, random);
-    CAPTURE(i);
-    CAPTURE(text_of(r));
-    Call call;
-    make_call(r, call);
-    if (call.plan.kernels.empty() || !is_paired(call.plan.kernels.front())) { continue; }
-    REQUIRE(call_fault(call, random, seen) == "");
+    check_call(r, i, random, seen,
+               [](Plan const& plan) { return !plan.kernels.empty() && is_paired(plan.kernels.front()); });
   }
   CHECK(seen.in_pairs > 5000);
   CHECK(seen.whole_of_pairs > 5000);
@@ -1436,14 +1430,9 @@ TEST_CASE("schedule: blocks that find the tiles of few sequences by themselves, 
     r.slack = pick(random, 0, 2) == 0 ? pick(random, 0, 300) : 0;
     r.lengths = some_lengths(random, one_of<int>(random, {6, 6, kLanes, kMostRankedSequences}), 24'000 / r.heads_q);
     force_some_clusters(r, random);
-    CAPTURE(i);
-    CAPTURE(text_of(r));
-    Call call;
-    make_call(r, call);
-    if (call.plan.kernels.empty()) { continue; }
-    KernelPlan const& kernel = call.plan.kernels.front();
-    if (!is_paired(kernel) && !kernel.ranked) { continue; }
-    REQUIRE(call_fault(call, random, seen) == "");
+    check_call(r, i, random, seen, [](Plan const& plan) {
+      return !plan.kernels.empty() && (is_paired(plan.kernels.front()) || plan.kernels.front().ranked);
+    });
   }
   CHECK(seen.in_pairs > 5000);
   CHECK(seen.whole_of_pairs > 5000);
@@ -1483,12 +1472,7 @@ TEST_CASE("schedule: prompts beside sequences of few queries, each class in a ke
     r.leftpad = !r.packed_k && pick(random, 0, 3) == 0 ? 70 : 0;
     r.slack = pick(random, 0, 2) == 0 ? pick(random, 0, 300) : 0;
     r.lengths = lengths_of_step(random, 12'000 / r.heads_q);
-    CAPTURE(i);
-    CAPTURE(text_of(r));
-    Call call;
-    make_call(r, call);
-    if (!has_classes(call.plan)) { continue; }
-    REQUIRE(call_fault(call, random, seen) == "");
+    check_call(r, i, random, seen, [](Plan const& plan) { return has_classes(plan); });
   }
   CHECK(seen.classes > 500);
   CHECK(seen.in_pairs > 500);
@@ -1600,11 +1584,7 @@ TEST_CASE("schedule: where the bound is what a page table has room for, lengths 
     r.packed_q = pick(random, 0, 1) == 0;
     r.page_unit = one_of<int>(random, {1, 8, 64});
     r.slack_k = 131'072;
-    CAPTURE(i);
-    CAPTURE(text_of(r));
-    Call call;
-    make_call(r, call);
-    REQUIRE(call_fault(call, random, seen) == "");
+    check_call(r, i, random, seen);
   }
   CHECK(seen.clusters_by_schedule > 100);
   CHECK(seen.drawn_by_schedule > 100);
@@ -1635,11 +1615,7 @@ TEST_CASE("schedule: with batch_invariant, clusters take the parts of few tiles,
     if (pick(random, 0, 3) == 0) { r.options.attention_chunk = one_of<int>(random, {100, 4096, 6000, 8192, 16'384}); }
     r.packed_q = pick(random, 0, 1) == 0;
     r.page_unit = one_of<int>(random, {1, 8, 64});
-    CAPTURE(i);
-    CAPTURE(text_of(r));
-    Call call;
-    make_call(r, call);
-    REQUIRE(call_fault(call, random, seen) == "");
+    check_call(r, i, random, seen);
   }
   CHECK(seen.clusters_in_parts > 100);
   CHECK(seen.folded > 20);
