@@ -209,16 +209,6 @@ void choose_who_merges(PlanRequest const& request, Plan& plan) {
   if (kernel.merges_parts) { because(plan, "merging", "by the block that leaves the last part of a tile"); }
 }
 
-// Tiles of prompts, if these have all queries but one of each sequence.
-std::int64_t tiles_of_prompts(PlanRequest const& request, TileConfig const& tile) {
-  Problem const& problem = request.problem;
-  std::int64_t const queries = tile_shape(tile, request.scheduled_packing(), false).queries;
-  std::int64_t const of_group =
-      problem.packed_q ? ceil_div<std::int64_t>(std::max<std::int64_t>(0, problem.total_q - problem.batch), queries)
-                       : problem.batch * ceil_div<std::int64_t>(problem.seqlen_q, queries);
-  return of_group * request.scheduled_groups();
-}
-
 // Sequences that may have many queries, where all have one at least and one has as many as the bound if that can be.
 std::int64_t most_prompts(PlanRequest const& request) {
   Problem const& problem = request.problem;
@@ -250,7 +240,8 @@ void leave_sms_to_decode(PlanRequest const& request, KernelPlan& prefill, std::i
 // work: these would begin at two times, and decode, with two or three rounds of its own, has fewer blocks for them.
 void choose_order(PlanRequest const& request, Plan& plan) {
   bool const fills_sm = plan.kernels[1].tile.per_sm == 1;
-  std::int64_t const prompts = tiles_of_prompts(request, plan.kernels[0].tile);
+  // Prompts have all queries but one of each sequence.
+  std::int64_t const prompts = request.full_tiles(plan.kernels[0].tile, request.problem.batch);
   plan.decode_first = fills_sm && prompts > request.device.sm_count;
   plan.readers_beside_prefill = readers_beside_prefill(request, plan.kernels[1].tile);
   if (!plan.decode_first) { leave_sms_to_decode(request, plan.kernels[0], prompts); }

@@ -29,18 +29,8 @@ constexpr std::int64_t kMostRoundsInOrder = 2;
 // With more rounds of whole tiles the last one counts little.
 constexpr std::int64_t kMostSmallRounds = 4;
 
-// If all rows of q are of one sequence, or of several with full tiles. More than that is not known of a packed q, and
-// the tile must not depend on max_seqlen_q.
-std::int64_t full_tiles(PlanRequest const& request, TileConfig const& tile) {
-  Problem const& problem = request.problem;
-  std::int64_t const queries = tile_shape(tile, request.scheduled_packing(), false).queries;
-  std::int64_t const of_group = problem.packed_q ? ceil_div<std::int64_t>(problem.total_q, queries)
-                                                 : problem.batch * ceil_div<std::int64_t>(problem.seqlen_q, queries);
-  return of_group * request.scheduled_groups();
-}
-
 double rounds_of(PlanRequest const& request, TileRow const& row) {
-  return static_cast<double>(full_tiles(request, row.tile)) / request.device.sm_count;
+  return static_cast<double>(request.full_tiles(row.tile)) / request.device.sm_count;
 }
 
 // Of the call, with whole tiles that take as long as the longest. An sm_margin does not count: it only steers.
@@ -106,7 +96,7 @@ bool short_tiles_end_sooner(PlanRequest const& request, TileRow const& narrow) {
 bool small_tiles_end_sooner(PlanRequest const& request, TileRow const& small, bool asks_for_splits) {
   TileRow const& large = request.tile_row(TileUse::kRagged);
   if (request.forces_tile()) { return !request.allows(large.tile); }
-  if (full_tiles(request, small.tile) > kMostSmallRounds * request.device.sm_count) { return false; }
+  if (request.full_tiles(small.tile) > kMostSmallRounds * request.device.sm_count) { return false; }
   double const chunks = us_of_chunks(request, static_cast<double>(keys_of_full_tile(request, large.tile)));
   bool const ranked = !tiles_are_known(request.problem) && tiles_are_found_in_order(request, small.tile);
   auto const us = [&](TileRow const& row) {
@@ -161,7 +151,7 @@ PrefillChoice choose_equal_parts(PlanRequest const& request, PrefillChoice const
     if (row == nullptr) { continue; }
     std::int64_t const blocks = ceil_div<std::int64_t>(keys_of_full_tile(request, row->tile), row->tile.keys);
     std::int64_t parts = std::min(
-        request.most_ctas(row->tile) / std::max<std::int64_t>(1, full_tiles(request, row->tile)), blocks / kLeastUnits);
+        request.most_ctas(row->tile) / std::max<std::int64_t>(1, request.full_tiles(row->tile)), blocks / kLeastUnits);
     if (problem.num_splits > 1) { parts = std::min<std::int64_t>(parts, problem.num_splits); }
     if (parts < 2 || blocks <= kFewBlocksOfTile) { continue; }
     double const us = us_of_tile(*row, static_cast<double>(ceil_div(blocks, parts) * row->tile.keys)) + kMergeUs;
@@ -228,7 +218,7 @@ bool whole_tiles_fill_grid(PlanRequest const& request) {
   SequenceWork const work = request.work_of_sequence(tile);
   // Where SMs have several tiles, the longest first, the last ones are short: three prompts and chunks of up to 2,500
   // keys, 32/8 heads, took 72 us whole and 80 to 85 in chunks.
-  bool const several_each = 2 * full_tiles(request, tile) >= 3LL * request.device.sm_count;
+  bool const several_each = 2 * request.full_tiles(tile) >= 3LL * request.device.sm_count;
   int const worth_cutting = several_each ? kWorthCutting + kWorthCutting / 3 : kWorthCutting;
   if (request.most_keys_of_tile(tile) <= std::int64_t{worth_cutting} * tile.keys) { return true; }
   std::int64_t const sequences = std::int64_t{request.scheduled_groups()} * problem.batch;
@@ -325,7 +315,7 @@ void plan_in_order(PlanRequest const& request, Plan& plan, PrefillChoice const& 
 void plan_equal_parts(PlanRequest const& request, Plan& plan, PrefillChoice const& choice) {
   take_scheduled_packing(request, plan);
   KernelPlan& kernel = choose_kernel(request, plan, choice.use, true);
-  kernel.most_tiles = plan.tiles = std::max<std::int64_t>(1, full_tiles(request, kernel.tile));
+  kernel.most_tiles = plan.tiles = std::max<std::int64_t>(1, request.full_tiles(kernel.tile));
   kernel.equal_parts = choice.parts;
   kernel.ctas = static_cast<int>(kernel.most_tiles * choice.parts);
   kernel.partial_slots = kernel.ctas;

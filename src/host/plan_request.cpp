@@ -55,6 +55,13 @@ bool PlanRequest::mixes_decode_tiles() const {
          few_rows_use(problem.head_dim, problem.head_dim_v, scheduled_packing()) == TileUse::kFewRows;
 }
 
+std::int64_t PlanRequest::full_tiles(TileConfig const& tile, std::int64_t apart) const {
+  std::int64_t const queries = tile_shape(tile, scheduled_packing(), false).queries;
+  std::int64_t const of_group = problem.packed_q ? ceil_div(std::max<std::int64_t>(0, problem.total_q - apart), queries)
+                                                 : problem.batch * ceil_div<std::int64_t>(problem.seqlen_q, queries);
+  return of_group * scheduled_groups();
+}
+
 SequenceWork PlanRequest::work_of_sequence(TileConfig const& tile) const {
   return sequence_work(tile_shape(tile, scheduled_packing(), problem.batch_invariant), problem.mask,
                        {problem.seqlen_q, problem.seqlen_k});

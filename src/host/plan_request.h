@@ -66,6 +66,10 @@ struct PlanRequest {
   bool mixes_decode_tiles() const;
   TileUse many_use() const { return problem.softcap == 0.0F ? TileUse::kRagged : TileUse::kCapped; }
 
+  // Tiles if all rows of q are of one sequence, or of several with full tiles, or all but `apart` of a packed q. More
+  // than that is not known of one, and the tile must not depend on max_seqlen_q.
+  std::int64_t full_tiles(TileConfig const& tile, std::int64_t apart = 0) const;
+
   // Of the longest sequence that there may be: tiles, and their key blocks, or parts that do not depend on the batch.
   SequenceWork work_of_sequence(TileConfig const& tile) const;
   // Key blocks that a tile of few queries may have, a bound on their keys, and a block's bytes of K and V.
