@@ -53,6 +53,7 @@ enum class Calls : std::uint8_t {
   kDense,     // without it, and the tiles are whole and follow from their index
   kPaired,    // without it, and the CTAs of a cluster share tiles, which they find by their rank
   kByIndex,   // without it, tiles of few rows follow from their index, and keys are not gathered
+  kMixed,     // as kUncapped, and tiles of at most 16 rows are computed as kernels for few rows do
   kInParts,   // as kAll, and tiles are in parts that follow from them alone (batch_invariant)
 };
 

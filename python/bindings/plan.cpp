@@ -65,6 +65,8 @@ char const* calls_text(TileConfig const& tile) {
       return "capped";
     case Calls::kUncapped:
       return "uncapped";
+    case Calls::kMixed:
+      return "mixed";
     case Calls::kUncut:
       return "uncut";
     case Calls::kWhole:

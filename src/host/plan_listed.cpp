@@ -11,6 +11,12 @@
 namespace hopper_attention {
 namespace {
 
+// Rounds of tiles of few and of many queries for which there is a kernel for both. Behind that decode of two kernels
+// has no tiles that start late, and larger tiles are faster: 333 random steps with head dim 128 took 0.91 of the time
+// of two kernels up to here, 1.05 beyond (docs/performance-notes.md, step 233).
+constexpr int kMostMixedRoundsOfFew = 2;
+constexpr int kMostMixedRoundsOfMany = 4;
+
 // A sequence of the decode kernel is one tile; of the others each may end with a tile that is not full, and resized
 // ones may be one more. `queries`: of a tile, and of one that metadata count.
 std::int64_t most_tiles_of_group(Problem const& problem, KernelFamily family, int queries, bool resized) {
@@ -126,8 +132,8 @@ KernelPlan& choose_kernel(PlanRequest const& request, Plan& plan, TileUse use, b
   }
   KernelPlan kernel{family, row->tile, request.most_ctas(row->tile), threads_of(row->tile)};
   TileShape const shape = tile_shape(kernel.tile, plan.packed_heads, plan.fixed_splits);
-  bool const resized =
-      problem.ragged && (use == TileUse::kSmallGrid || use == TileUse::kSmallParts || use == TileUse::kShort);
+  bool const resized = problem.ragged && (use == TileUse::kSmallGrid || use == TileUse::kSmallParts ||
+                                          use == TileUse::kMixed || use == TileUse::kShort);
   // As metadata count them.
   TileShape const counted =
       resized ? tile_shape(request.tile_row(TileUse::kRagged).tile, plan.packed_heads, false) : shape;
@@ -159,7 +165,8 @@ KernelPlan& choose_kernel(PlanRequest const& request, Plan& plan, TileUse use, b
     kernel.partial_slots = plan.fixed_splits ? kernel.most_units : 2 * std::int64_t{kernel.ctas};
   }
   bool const is_second = decode && !plan.kernels.empty();
-  bool const one_of_two = !decodes && (is_second || (plan.listed && problem.ragged && kernel.may_split));
+  bool const one_of_two =
+      !decodes && use != TileUse::kMixed && (is_second || (plan.listed && problem.ragged && kernel.may_split));
   because(plan, "tile",
           use == TileUse::kFewRows && request.mixes_decode_tiles() ? "sequences with up to 16 query rows: "
           : !one_of_two                                            ? ""
@@ -199,6 +206,23 @@ void add_decode_kernels(PlanRequest const& request, Plan& plan, bool may_split) 
   few.shares_parts = true;
   plan.tiles -= few.most_tiles;  // those of the other one
   add_kernel(request, plan, use, may_split).least_queries = most_queries + 1;
+}
+
+// The kernel for prompts and single queries, where two of them would wait for each other longer than it is slower than
+// they are: nullptr if it is not to be taken. Prompts have all queries but one of each sequence.
+TileRow const* mixed_row(PlanRequest const& request) {
+  TileRow const* const row = special_row(request, TileUse::kMixed);
+  int const sms = request.device.sm_count;
+  bool const fits = row != nullptr && request.problem.ragged && request.problem.batch > 1 &&
+                    request.tiles_of_few() <= kMostMixedRoundsOfFew * sms &&
+                    request.full_tiles(row->tile, request.problem.batch) <= kMostMixedRoundsOfMany * sms;
+  return fits ? row : nullptr;
+}
+
+// Whether a tile may be so long that the schedule wants to cut it, whose units are blocks of kRagged.
+bool may_cut_mixed(PlanRequest const& request, TileRow const& mixed) {
+  int const keys = request.tile_row(TileUse::kRagged).tile.keys;
+  return request.most_keys_of_tile(mixed.tile) > std::int64_t{kWorthCuttingMixed} * keys;
 }
 
 // A kernel beside another one leaves it to the combine kernel.
@@ -263,21 +287,25 @@ void explain_grid_beside_decode(Plan& plan) {
 
 void plan_listed(PlanRequest const& request, Plan& plan, PrefillChoice const& choice) {
   take_scheduled_packing(request, plan);
-  PrefillChoice const prefill = choose_scheduled(request, choice);
+  PrefillChoice prefill = choose_scheduled(request, choice);
   bool const forced = plan.fixed_splits || request.forced.num_splits >= 2;
   bool const splits = request.problem.num_splits != 1 || forced;
   bool const one_split = plan.fixed_splits && fits_one_split(request, request.tile_row(request.decode_use()).tile);
   if (request.decodes()) {
     add_decode_kernels(request, plan, splits && !one_split && (forced || !whole_tiles_suffice(request)));
   } else {
+    TileRow const* const mixed = splits ? mixed_row(request) : nullptr;
+    if (mixed != nullptr) { prefill = {mixed->use, may_cut_mixed(request, *mixed)}; }
     bool const beside_decode =
-        request.problem.ragged && splits &&
+        request.problem.ragged && splits && mixed == nullptr &&
         (plan.fixed_splits || (!queries_are_known(request.problem) && !takes_few_queries_along(request, prefill)));
     KernelPlan const& kernel = choose_kernel(request, plan, prefill.use, prefill.may_split);
     if (!beside_decode) { explain_grid(plan, kernel); }
     if (splits && !beside_decode) {
       because(plan, "kernels",
-              queries_are_known(request.problem)
+              mixed != nullptr
+                  ? concat("one: it computes tiles of up to ", kMostFewRows, " rows as those for few queries do")
+              : queries_are_known(request.problem)
                   ? concat("one: every sequence has ", request.problem.seqlen_q, " queries")
                   : std::string("one: sequences with few queries are too few, and too short, for another"));
     }

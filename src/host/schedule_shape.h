@@ -165,6 +165,7 @@ inline ScheduleParams schedule_params(Plan const& plan, KernelPlan const& kernel
   p.most_tiles = static_cast<int>(kernel.most_tiles / head_groups);
   p.most_units = static_cast<int>(kernel.most_units / head_groups);
   p.ctas_beside = kernel.leaves;
+  p.mixed = kernel.tile.calls == Calls::kMixed;
   p.readers = min_of(plan.readers_beside_prefill, kernel.ctas + kernel.leaves);
   return p;
 }

@@ -19,6 +19,12 @@
 
 namespace hopper_attention {
 
+// Whether a tile of `work` has at most 16 rows, as all lanes of a warp see.
+__device__ __forceinline__ bool has_few_rows(AttentionParams const& params, TileWork const& work) {
+  int const rows = (work.queries.last + 1 - work.queries.first) * params.packing.heads.divisor;
+  return __shfl_sync(0xffffffff, rows, 0) <= kMostFewRows;
+}
+
 // Tiles of at most 32 rows. Where these may have no more than 16, they are computed as such a tile is: 2k queries
 // beside 8 single ones on 16k keys, 8/1 heads, take 54 us so, and 60 with 32 columns for each query.
 template <class Traits>
@@ -69,8 +75,7 @@ __device__ __forceinline__ void consume_swapped(AttentionParams const& params, t
   };
   for_each_work<Traits>(shared, [&](TileWork const& work) __attribute__((always_inline)) {
     if constexpr (Traits::kQueryRows > kMostFewRows) {
-      int const rows = (work.queries.last + 1 - work.queries.first) * params.packing.heads.divisor;
-      if (__shfl_sync(0xffffffff, rows, 0) <= kMostFewRows) {
+      if (has_few_rows(params, work)) {
         compute(work, Int<kMostFewRows>{});
         return;
       }
@@ -78,6 +83,27 @@ __device__ __forceinline__ void consume_swapped(AttentionParams const& params, t
     compute(work, Int<Traits::kQueryRows>{});
   });
   if (may_share_tiles<Traits>(params)) { merge.finish(); }
+}
+
+// A tile of at most 16 rows in a kernel for many. Warpgroup 0 computes it as kernels for few rows do, while the others
+// give back the slots of its keys.
+template <class Traits>
+__device__ __forceinline__ void compute_few_rows(CollectiveMainloop<Traits> const& of_many, TileWork const& work,
+                                                 int q_slot, RingState<Traits::kStages>& read) {
+  if (of_many.warpgroup > 0) {
+    if (!work.range.empty()) { of_many.skip_tile(work, false_type{}, read); }
+    return;
+  }
+  SwappedMainloop<Traits, kMostFewRows> mainloop(of_many.params, of_many.shared, of_many.thread);
+  SwappedEpilogue<Traits, kMostFewRows> const epilogue{of_many.params, of_many.shared, of_many.thread};
+  mainloop.mma(work, q_slot, read, [] {});
+  PartEnd ends[columns_of_thread(kMostFewRows)];
+  mainloop.finish(ends);
+  if (work.slot >= 0) {
+    epilogue.store_part(work, ends, mainloop.output());
+  } else {
+    epilogue.store(work, ends, mainloop.output());
+  }
 }
 
 template <class Traits>
@@ -140,6 +166,26 @@ __device__ __forceinline__ void consume(AttentionParams const& params, typename 
   }
   while (!work->last) {
     int const buffer = q.slot;
+    // The tile before has O in the other buffer, whose store is done long ago.
+    auto const after_tile_before = [&]() __attribute__((always_inline)) {
+      if (kTwoBuffers && thread == 0 && !is_first) {
+        epilogue.wait_stores();
+        arrive_barrier(shared.q_empty[buffer ^ 1][warpgroup]);
+      }
+    };
+    if constexpr (Traits::kMixed) {
+      if (has_few_rows(params, *work)) {
+        wait_barrier(shared.q_full[buffer][warpgroup], q.phase);
+        after_tile_before();
+        compute_few_rows(mainloop, *work, buffer, read);
+        is_first = false;
+        ++q;
+        release_work<Traits>(shared, items);
+        ++items;
+        work = &wait_work<Traits>(shared, items);
+        continue;
+      }
+    }
     TileWork at_start;
     if constexpr (kItemInRegisters) { at_start = read_at_once(*work); }
     TileWork const& now = kItemInRegisters ? at_start : *work;
@@ -151,22 +197,15 @@ __device__ __forceinline__ void consume(AttentionParams const& params, typename 
     }
     TileWork finished;  // the same, read again under the last product: before, there are no registers for all of it
     typename Traits::Softmax softmax(params.softmax);
-    // The tile before has O in the other buffer, whose store is done long ago.
-    auto const after_first = [&]() __attribute__((always_inline)) {
-      if (kTwoBuffers && thread == 0 && !is_first) {
-        epilogue.wait_stores();
-        arrive_barrier(shared.q_empty[buffer ^ 1][warpgroup]);
-      }
-    };
     auto const after_scores = [&]() __attribute__((always_inline)) {
       if constexpr (!kTwoBuffers) { release_q(buffer); }
       finished = read_at_once(*work);
     };
     if (!visited.empty()) {
-      mainloop.mma(now, visited, in_turns, seen, buffer, read, softmax, tSrS, tOrO, after_first, after_scores);
+      mainloop.mma(now, visited, in_turns, seen, buffer, read, softmax, tSrS, tOrO, after_tile_before, after_scores);
     } else {
       clear(tOrO);
-      after_first();
+      after_tile_before();
       after_scores();
       if (Traits::kSkips && !finished.range.empty()) { mainloop.skip_tile(finished, in_turns, read); }
     }

@@ -13,14 +13,14 @@
 
 namespace hopper_attention {
 
-// Both for b > 0.
+// For b > 0, as floor_div().
 template <class T>
 HA_HOST_DEVICE constexpr T ceil_div(T a, T b) {
   return (a + b - 1) / b;
 }
 
 // For a >= 0, in half of the instructions where b is not known before.
-HA_HOST_DEVICE constexpr int ceil_div_positive(int a, int b) {
+HA_HOST_DEVICE constexpr int ceil_div_unsigned(int a, int b) {
   return static_cast<int>(ceil_div(static_cast<unsigned>(a), static_cast<unsigned>(b)));
 }
 

@@ -15,18 +15,20 @@
 
 namespace hopper_attention {
 
-// Key blocks of a thread block's idle time that are worth cutting tiles and merging them.
+// Key blocks of a thread block's idle time that are worth cutting tiles and merging them; fewer in a kernel for both
+// classes, which waits for no other one.
 inline constexpr int kWorthCutting = 24;
+inline constexpr int kWorthCuttingMixed = 16;
 
-// Whether whole tiles leave so much of the grid idle that cutting them pays: more than kWorthCutting units for each
+// Whether whole tiles leave so much of the grid idle that cutting them pays: more than `worth_cutting` units for each
 // thread block, and a fourteenth of all its time. `units`: of all tiles together; `most`: of the longest. Tiles of
 // about the same length are taken in rounds; of others the short ones fill the gaps that the long ones leave.
 // `behind`: units of a kernel that fills these.
 template <class Count>
 HA_HOST_DEVICE constexpr bool leave_grid_idle(Count tiles, long long units, int most, int ctas, bool even,
-                                              long long behind = 0) {
+                                              long long behind = 0, int worth_cutting = kWorthCutting) {
   // No division of 64 bits: it is a call that producers have no registers for.
-  long long const worth = static_cast<long long>(kWorthCutting) * ctas + behind;
+  long long const worth = static_cast<long long>(worth_cutting) * ctas + behind;
   long long const behind_longest = static_cast<long long>(most) * ctas - units;
   if (behind_longest > worth && 13 * (behind_longest - behind) > units) { return true; }
   if (!even) { return false; }
@@ -57,6 +59,11 @@ struct ResizedTiles {
   HA_HOST_DEVICE constexpr int of(int counted, int places) const {
     return on() ? slabs.quotient(slabs_counted * counted + (slabs.divisor - 1) * places) : counted;
   }
+  // Units of a tile that has `counted` with as many slabs as are counted.
+  HA_HOST_DEVICE constexpr int units(int counted) const {
+    auto const of_slabs = static_cast<unsigned>(counted) * static_cast<unsigned>(slabs.divisor);
+    return on() ? static_cast<int>(ceil_div(of_slabs, static_cast<unsigned>(slabs_counted))) : counted;
+  }
 };
 
 struct ScheduleParams {
@@ -82,6 +89,7 @@ struct ScheduleParams {
   int most_tiles = 0;            // bounds for what damaged metadata may claim, of one head group
   int most_units = 0;
   int ctas_beside = 0;  // that the second kernel has from the start, beside the grid of the first
+  bool mixed = false;   // the kernel is for both classes
   int readers = 1;      // CTAs of decode that read as fast as all while prefill has the others
 };
 
@@ -147,7 +155,8 @@ struct ScheduleNumbers {
   int units_base = 0;
   int tiles = 0;
   int units = 0;
-  int most_units = 0;  // of a tile
+  int most_units = 0;  // of a tile as metadata count it
+  int longest = 0;     // of a tile as it is; of few queries behind many, with a CTA's share of these
   bool by_units = false;
   int ctas = 0;
 };
@@ -160,12 +169,20 @@ class Schedule {
   // Read from `metadata`: those of `params`, or a copy.
   HA_HOST_DEVICE constexpr Schedule(ScheduleParams const& params, int const* metadata)
       : params_(params), metadata_(metadata), numbers_{.end = params.batch, .ctas = params.ctas} {
-    numbers_.most_units = params.alike.units;
+    numbers_.most_units = numbers_.longest = params.alike.units;
     if (metadata != nullptr) {
       int const prefill = min_of(PlacesAndCuts::of(fact(kPlacesAndCuts)).prefill, params.batch);
       int const most_prefill = params.places == Places::kDecode ? 0 : fact(kMostUnitsPrefill);
       int const most_decode = params.places == Places::kPrefill ? 0 : fact(kMostUnitsDecode);
       numbers_.most_units = max_of(most_prefill, most_decode);
+      numbers_.longest = max_of(params.resized.units(most_prefill), most_decode);
+      // Tiles of few queries stand behind the others, and may begin when these are done.
+      if (params.mixed && 0 < prefill && prefill < params.batch) {
+        auto const of_many = static_cast<unsigned>(behind(0, at(kUnitsUntil, prefill - 1), params.most_units));
+        unsigned const share =
+            of_many * static_cast<unsigned>(params.head_groups.divisor) / static_cast<unsigned>(params.ctas);
+        numbers_.longest = max_of(numbers_.longest, static_cast<int>(share + static_cast<unsigned>(most_decode)));
+      }
       if (params.places == Places::kPrefill) { numbers_.end = prefill; }
       if (params.places == Places::kDecode) { numbers_.begin = prefill; }
       if (numbers_.begin > 0) {
@@ -223,13 +240,13 @@ class Schedule {
   HA_HOST_DEVICE constexpr Chunks chunks() const {
     int const all = units();
     if (params_.fixed_splits) { return {all, 1, all}; }
-    int size = max_of(max_of(1, params_.least_units), ceil_div_positive(all, numbers_.ctas));
+    int size = max_of(max_of(1, params_.least_units), ceil_div_unsigned(all, numbers_.ctas));
     if (params_.max_splits >= 2) {
       // Units of few tiles may have been rounded up (FewTiles); the longest is the first.
       int const rounded = params_.bound_by_memory ? units_of(numbers_.begin) : 0;
       size = max_of(size, ceil_div(max_of(numbers_.most_units, rounded), params_.max_splits - 1));
     }
-    return {all, size, ceil_div_positive(all, size)};
+    return {all, size, ceil_div_unsigned(all, size)};
   }
 
   // A list ends soon whose tiles together take no longer than a few rounds of the longest: a CTA that draws two of
@@ -281,9 +298,9 @@ class Schedule {
     long long const groups = params_.head_groups.divisor;
     long long const other = first || params_.share == CardShare::kTakes ? units_behind() * groups : 0;
     bool const even =
-        params_.even_tiles && 4LL * units() >= 3LL * all * numbers_.most_units && (first || other <= units());
-    return leave_grid_idle(all, first ? units() : units() + other, numbers_.most_units,
-                           params_.ctas + params_.ctas_beside, even, first ? other : 0);
+        params_.even_tiles && 4LL * units() >= 3LL * all * numbers_.longest && (first || other <= units());
+    return leave_grid_idle(all, first ? units() : units() + other, numbers_.longest, params_.ctas + params_.ctas_beside,
+                           even, first ? other : 0, params_.mixed ? kWorthCuttingMixed : kWorthCutting);
   }
 
   // Of the first kernel, as many as leave the other one the SMs on which it ends no later. 128 rows take an SM about as

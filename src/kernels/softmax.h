@@ -86,8 +86,6 @@ __device__ __forceinline__ auto operand_view(Accumulator& acc) {
 // reach 2^(kHeadroom + kSlack); with 0 it always moves.
 template <int kHeadroom, int kSlack>
 struct OnlineSoftmax {
-  static constexpr int kHeadroomOf = kHeadroom;
-
   float scale_log2;               // scores -> exponents of 2
   float row_max[kRowsPerThread];  // of the scores, at least lowest_score; up to kSlack exponents of 2 below the maximum
   float row_sum[kRowsPerThread];  // of this thread's columns

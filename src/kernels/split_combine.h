@@ -69,9 +69,10 @@ __global__ void __launch_bounds__(kSplitCombineThreads, kShape.blocks)
   int const share_of_row = team % teams_of_row;
   int const pieces = tile.shares * task.blocks;
   int const piece = tile.share * task.blocks + block;
-  int const end = (piece + 1) * task.partial.rows / pieces;
+  int const rows = min_of(rows_of_queries(task.packing, existing - queries.first), task.partial.rows);
+  int const end = (piece + 1) * rows / pieces;
 
-  for (int first = piece * task.partial.rows / pieces; first < end; first += rows_at_once) {
+  for (int first = piece * rows / pieces; first < end; first += rows_at_once) {
     int const row = first + team / teams_of_row;
     int const slab = row / kSlabRows;
     int const query_in_slab = params.packed_heads.quotient(row - slab * kSlabRows);

@@ -117,8 +117,8 @@ struct SwappedEpilogue {
  private:
   static constexpr int kPiece = 16 / sizeof(Element);
   static constexpr int kPieces = Traits::kHeadDimV / kPiece;  // of a row
-  static constexpr int kPitch = Traits::kHeadDimV + kPiece;   // rows begin in different banks
-  static_assert(kRows * kPitch <= Traits::kSlabElementsO);
+  static constexpr int kPitch = Traits::kPitchO;
+  static_assert(kRows * kPitch <= Traits::kElementsO);
 
   __device__ __forceinline__ void write(TileWork const& work, Element const* rows) const {
     EpilogueParams const& p = params.epilogue;

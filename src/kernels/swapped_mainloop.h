@@ -54,7 +54,7 @@ class SwappedMainloop {
     if (work.range.empty()) {
       sync_warpgroup(0);  // all have seen Q arrive: its barrier must not run ahead of one that waits
       after_scores();
-    } else if (Traits::kByIndex || params_.softmax.softcap_inner == 0.0F) {
+    } else if (Traits::kByIndex || Traits::kMixed || params_.softmax.softcap_inner == 0.0F) {
       all_blocks(work, q_slot, read, after_scores, false_type{});
     } else {
       all_blocks(work, q_slot, read, after_scores, true_type{});
@@ -78,7 +78,7 @@ class SwappedMainloop {
  private:
   // The log2 of what a column's sum and its O are to be multiplied by.
   __device__ __forceinline__ float exponent(float max) const {
-    return exponent_of(max, params_.softmax.scale_log2, Traits::Softmax::kHeadroomOf);
+    return exponent_of(max, params_.softmax.scale_log2, Traits::kHeadroom);
   }
 
   __device__ __forceinline__ void wait(State const& state) const {

@@ -18,11 +18,12 @@ namespace hopper_attention {
 // which those of kRagged would leave SMs idle: kSmallGrid, which are never cut, and kSmallParts, which a schedule may
 // cut or of which all are in as many parts. Schedules count the tiles of kRagged all the same. kPaired is for so few
 // tiles that each has an SM, of which some are long and some short, or so few that each has several: the thread blocks
-// of a cluster share a long one and a short one. Softcap for many queries, in dense calls too, has kernels of its own
-// with the tiles of kRagged. Those of kFewRows have two more: for batch_invariant, since what merges parts would take
-// short calls 0.2 us, and for tiles that follow from their index, whose calls take 0.97 of the time without the code
-// that looks for others, gathers keys or caps scores; those of kSomeRows one more, since batch_invariant has no tile of
-// 32 rows.
+// of a cluster share a long one and a short one. kMixed is for prompts beside sequences of few queries in one kernel,
+// whose blocks have as many keys as those of few queries; it computes tiles of at most 16 rows as kFewRows does.
+// Softcap for many queries, in dense calls too, has kernels of its own with the tiles of kRagged. Those of kFewRows
+// have two more: for batch_invariant, since what merges parts would take short calls 0.2 us, and for tiles that follow
+// from their index, whose calls take 0.97 of the time without the code that looks for others, gathers keys or caps
+// scores; those of kSomeRows one more, since batch_invariant has no tile of 32 rows.
 enum class TileUse : std::uint8_t {
   kDense,
   kRagged,
@@ -30,6 +31,7 @@ enum class TileUse : std::uint8_t {
   kShort,
   kSmallGrid,
   kSmallParts,
+  kMixed,
   kPaired,
   kCapped,
   kDecode,
@@ -47,6 +49,8 @@ constexpr Calls calls_of(TileUse use) {
     case TileUse::kRagged:
     case TileUse::kSmallParts:
       return Calls::kUncapped;
+    case TileUse::kMixed:
+      return Calls::kMixed;
     case TileUse::kSmallGrid:
       return Calls::kUncut;
     case TileUse::kWhole:
@@ -163,6 +167,15 @@ inline constexpr std::array kTiles{
             {1557, 2536}},
     TileRow{TileUse::kSmallParts, {128, 128, 64, 64, 8}, "as where tiles are whole", {1330, 1100}},
     TileRow{TileUse::kSmallParts, {128, 128, 128, 128, 5}, "as where tiles are whole", {1557, 2536}},
+    TileRow{TileUse::kMixed,
+            {128, 128, 64, 64, 8},
+            "one kernel instead of two: 538 and 123 queries and some beside singles, 32/4 heads, 0.83 of the time",
+            {1330, 1100}},
+    TileRow{TileUse::kMixed,
+            {128, 128, 128, 128, 4},
+            "one kernel instead of two: 28 and 15 queries beside four singles on 4.5k keys, 12/2 heads, 0.65 of the "
+            "time",
+            {1557, 2536}},
     TileRow{TileUse::kPaired,
             {128, 128, 64, 64, 6},
             "as where tiles are whole, and the blocks of a cluster share a long tile and a short one",

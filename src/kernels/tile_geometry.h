@@ -70,6 +70,13 @@ struct ClippedBox {
   }
 };
 
+// Rows of a tile's slabs, up to the last one that holds one of its first `queries`.
+HA_HOST_DEVICE constexpr int rows_of_queries(Packing const& packing, int queries) {
+  if (queries <= 0) { return 0; }
+  int const full = packing.slab.quotient(queries - 1);  // slabs before the last
+  return full * kSlabRows + (queries - full * packing.queries_per_slab) * packing.heads.divisor;
+}
+
 // Queries [first, last].
 struct QueryRange {
   int first;

@@ -21,7 +21,8 @@ struct TmaLoader {
 
   static constexpr uint64_t kStream = static_cast<uint64_t>(TMA::CacheHintSm90::EVICT_FIRST);  // read by one tile
   static constexpr uint64_t kKeep = static_cast<uint64_t>(TMA::CacheHintSm90::EVICT_LAST);     // read by many tiles
-  static constexpr uint64_t kHintKeys = Traits::kDecode ? kStream : kKeep;
+  // Of single queries most keys are read once: 64 of them on 3.2k keys, 8/1 heads, 43 instead of 50 us.
+  static constexpr uint64_t kHintKeys = Traits::kDecode || Traits::kMixed ? kStream : kKeep;
 
   // Of 16 keys: all of a block of 80. One by one, each would wait for the registers of the one before.
   static constexpr int kBoxesAtOnce = Traits::kKeys / 16 % 5 == 0 ? 5 : 4;

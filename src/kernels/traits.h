@@ -43,6 +43,7 @@ struct AttentionTraits {
   static constexpr bool kDrawn = kListed && !kByIndex;   // CTAs may draw their tiles
   static constexpr bool kPaired = kTile.calls == Calls::kPaired;
   static constexpr bool kRanked = may_rank_tiles(kTile);
+  static constexpr bool kMixed = kTile.calls == Calls::kMixed;  // computes tiles of few rows as kernels for these do
   static constexpr bool kInParts = kTile.calls == Calls::kInParts;                    // that follow from the tile alone
   static constexpr bool kParts = kPages && !kPaired && kTile.calls != Calls::kUncut;  // of tiles
 
@@ -75,7 +76,8 @@ struct AttentionTraits {
   // digits. The largest becomes 2^15, half of what fp16 holds. bf16 has the range of fp32.
   static constexpr bool kHalf = is_same_v<Element, cutlass::half_t>;
   static constexpr int kSlack = kRescalesSeldom ? 5 : 0;
-  using Softmax = OnlineSoftmax<kHalf ? 15 - kSlack : 0, kSlack>;
+  static constexpr int kHeadroom = kHalf ? 15 : 0;
+  using Softmax = OnlineSoftmax<kHeadroom - (kHalf ? kSlack : 0), kSlack>;
 
   // A tile's first block without a mask has code of its own: full attention 1.03 of the speed at 512 tokens with head
   // dim 64; with 128 1.01, and causal 0.99.
@@ -103,7 +105,7 @@ struct AttentionTraits {
   // kRows: of a tile that has them as columns.
   template <int kRows>
   static constexpr auto select_qk() {
-    if constexpr (kSwapped) {
+    if constexpr (kRows < kSlabRows) {
       return GMMA::ss_op_selector<Element, Element, float, Shape<Int<kKeys>, Int<kRows>, Int<kHeadDim>>>();
     } else {
       return select_mma_qk<Element, kKeys, kHeadDim>();
@@ -111,7 +113,7 @@ struct AttentionTraits {
   }
   template <int kRows>
   static constexpr auto select_pv() {
-    if constexpr (kSwapped) {
+    if constexpr (kRows < kSlabRows) {
       return GMMA::ss_op_selector<Element, Element, float, Shape<Int<kHeadDimV>, Int<kRows>, Int<kKeys>>,
                                   GMMA::Major::MN, GMMA::Major::K>();
     } else {
@@ -164,7 +166,8 @@ struct AttentionTraits {
     return make_composed_layout(one.layout_a(), one.offset(),
                                 append(one.layout_b(), make_layout(_2{}, Int<kRows * kKeys>{})));
   }
-  static constexpr int kElementsP = kSwapped ? kQueryRows * kKeys : 8;
+  static constexpr int kColumnRows = kSwapped ? kQueryRows : kMixed ? kMostFewRows : 0;  // of such a tile
+  static constexpr int kElementsP = kColumnRows > 0 ? kColumnRows * kKeys : 8;
 
   static constexpr int kSlabElementsQ = kQueryRows * kHeadDim;
   // The swapped form has O in shared memory in float32 where a cluster merges it.
@@ -175,9 +178,13 @@ struct AttentionTraits {
 
   static constexpr int kSharedLimit = 228 * 1024 / kTile.per_sm - 1024;
   static constexpr int kEndFloats = kSwapped ? 2 : 1;
-  static constexpr int kPartsEnds = kDecode ? kEndFloats * kMostCluster * kMergeRows : 1;
-  static constexpr int kBarrierBytes =  // and work items
-      kPartsEnds * 4 + (kSwapped ? 768 + 16 * kQueryRows + 4 * kElementsP : 1024);
+  static constexpr int kPartsEnds = kDecode ? kEndFloats * kMostCluster * kMergeRows : kMixed ? 2 * kColumnRows : 1;
+  // Of O of a tile of few rows, on its way to memory: rows begin in different banks.
+  static constexpr int kPitchO = kHeadDimV + kPieceBytes / int(sizeof(Element));
+  static constexpr int kElementsO = kDecode ? kSlabElementsO : kMixed ? kColumnRows * kPitchO : 8;
+  static constexpr int kBytesOfColumns =  // but for O of decode
+      kColumnRows == 0 ? 0 : 16 * kColumnRows + 4 * kElementsP + (kMixed ? kElementsO * int(sizeof(Element)) : 0);
+  static constexpr int kBarrierBytes = kPartsEnds * 4 + (kSwapped ? 768 : 1024) + kBytesOfColumns;  // and work items
   // Where other CTAs of the cluster leave what their warps have of a tile: O as their threads hold it, in float32, and
   // maxima and sums of the rows.
   static constexpr int kOutputVectors = kSlabElementsO / (4 * cutlass::NumThreadsPerWarpGroup);  // of a thread
@@ -226,19 +233,19 @@ struct AttentionTraits {
   static constexpr bool kMergesLast = kMayGuess && !kInParts;
   // The first scores of the next tile under the epilogue: 1.03 of the speed with head dim 64 at 512 tokens, 0.99 with
   // 128.
-  static constexpr bool kScoresEarly = kQueryBuffers == 2 && kHeadDim <= 64;
+  static constexpr bool kScoresEarly = kQueryBuffers == 2 && kHeadDim <= 64 && !kMixed;
 
   struct SharedStorage {
     alignas(1024) Element ring[kRingElements];
     alignas(1024) Element q[kQueryBuffers][kConsumerWarpgroups][kSlabElementsQ];
-    alignas(1024) Element o[kDecode ? kSlabElementsO : 8];
-    alignas(kSwapped ? 1024 : 16) Element p[2][kElementsP];
+    alignas(1024) Element o[kElementsO];
+    alignas(kColumnRows > 0 ? 1024 : 16) Element p[2][kElementsP];
     uint64_t q_full[kQueryBuffers][kConsumerWarpgroups];
     uint64_t q_empty[kQueryBuffers][kConsumerWarpgroups];
     uint64_t full[kStages];    // a block of K or V can be read
     uint64_t empty[kStages];   // every consumer warp is done with it
     uint64_t landed[kStages];  // a block of V has arrived, but some of its rows are still to be hidden
-    alignas(16) float across_warps[kSwapped ? kQueryRows : 1][cutlass::NumWarpsPerWarpGroup];
+    alignas(16) float across_warps[max_of(1, kColumnRows)][cutlass::NumWarpsPerWarpGroup];
     uint64_t loads_issued;  // all keys of a long item: the next may be drawn
     uint64_t parts_full;    // all CTAs of the cluster have sent their parts of this one's columns
     uint64_t parts_empty;   // and have merged theirs
@@ -263,6 +270,8 @@ struct AttentionTraits {
                 "other CTAs write their parts while this one still reads Q");
   static_assert(!kPages || kOutputSlots == 0 || kWorkSlots == 2,
                 "the warp that loads values would overwrite slots that the one of keys has not handed over");
+  static_assert(!kMixed || (kKeys % kSlabRows == 0 && kQueryBuffers == 2 && !kPairs && !kSkips),
+                "its keys are rows of a WGMMA where queries are few, and O of many takes the place of Q");
   static_assert(!kPairs || !kSkips,
                 "skip_pairs() and the V behind the first block that is visited go by slots in the "
                 "order of steps");

@@ -106,7 +106,7 @@ struct TilesOfUnits {
 template <KernelFamily kFamily>
 HA_HOST_DEVICE constexpr UnitTile unit_tile(FoundPlace const& found, TilesOfUnits const& of, int x, int head_groups) {
   auto const quotient = [](int a, int b) {
-    return static_cast<int>(static_cast<unsigned>(a) / static_cast<unsigned>(b));  // of signed ones it is twice as long
+    return static_cast<int>(static_cast<unsigned>(a) / static_cast<unsigned>(b));  // half of what signed ones take
   };
   int const of_place = max_of(1, found.until - found.before);
   int const within = x - found.before * head_groups;

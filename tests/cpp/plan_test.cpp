@@ -816,7 +816,7 @@ TEST_CASE("plan: few rows take tiles of fewer rows, which keep more SMs busy, wh
   p = chunk(128, 128, 32768);  // so few tiles of so many keys that they are to be cut
   p.batch = 2;
   p.num_splits = 0;
-  CHECK(tile_of(p) == "192x80 packed");
+  CHECK(tile_of(p) == "128x128 packed");
   CHECK(plan(p, card(132)).kernels.at(0).may_split);
   p = chunk(512, 512, 512);
   p.softcap = 30.0F;
@@ -1546,10 +1546,61 @@ TEST_CASE(
         CAPTURE(total_q);
         CAPTURE(heads_k);
         if (total_q >= batch * p.seqlen_q) { continue; }  // there are no such queries
-        CHECK(plan(p, card(132)).kernels.size() == 2);
+        // Or a kernel for both, which computes it as one for few does.
+        Plan const made = plan(p, card(132));
+        KernelPlan const& first = made.kernels.front();
+        CHECK((made.kernels.size() == 2 || (first.tile.calls == Calls::kMixed && first.may_split)));
       }
     }
   }
+}
+
+TEST_CASE("plan: one kernel for prompts and single queries, where tiles are few, and two where they are many") {
+  Problem p = ragged(300, 131'072, 128, 33);
+  p.heads_q = 32;
+  p.heads_k = 8;
+  p.keys = KeyLayout::kPaged;
+  p.packed_q = true;
+  p.total_q = 332;
+  p.num_splits = 0;
+  auto const is_mixed = [&](auto const& change, testing::ForcedPlan const& forced = {}) {
+    Problem other = p;
+    change(other);
+    Plan const made = testing::plan_with(other, card(132), forced);
+    CAPTURE(made.explain());
+    bool const mixed = made.kernels.front().tile.calls == Calls::kMixed;
+    CHECK(mixed == (made.kernels.size() == 1 && explains(made, "as those for few queries do")));
+    return mixed;
+  };
+  CHECK(is_mixed([](Problem&) {}));  // 264 tiles of few queries and 75 of prompts
+  CHECK_FALSE(is_mixed([](Problem& q) { q.batch = 34; }));
+  CHECK(is_mixed([](Problem& q) { q.total_q = 33 + 66 * 32; }));
+  CHECK_FALSE(is_mixed([](Problem& q) { q.total_q = 34 + 66 * 32; }));
+  CHECK(is_mixed([](Problem& q) { q.head_dim = q.head_dim_v = 64; }));
+  CHECK(is_mixed([](Problem& q) { q.seqlen_q = 2000; }));  // no bound changes it
+  CHECK(is_mixed([](Problem& q) { q.sm_margin = 40; }));   // nor a margin
+  CHECK(is_mixed([](Problem& q) { q.num_splits = 3; }));
+  CHECK_FALSE(is_mixed([](Problem& q) { q.num_splits = 1; }));
+  CHECK_FALSE(is_mixed([](Problem& q) { q.batch = 1; }));
+  CHECK_FALSE(is_mixed([](Problem& q) { q.batch_invariant = true; }));
+  CHECK_FALSE(is_mixed([](Problem& q) { q.softcap = 30.0F; }));
+  for (int const head_dim : {96, 192, 256}) {  // no such tile
+    CHECK_FALSE(is_mixed([&](Problem& q) { q.head_dim = q.head_dim_v = head_dim; }));
+  }
+  CHECK_FALSE(is_mixed([](Problem&) {}, {.num_splits = 2}));
+
+  auto const may_cut = [&](int keys, int left) {
+    Problem other = p;
+    other.seqlen_k = keys;
+    other.mask.left = left;
+    other.mask.right = 0;
+    Plan const made = plan(other, card(132));
+    REQUIRE(made.kernels.front().tile.calls == Calls::kMixed);
+    return made.kernels.front().may_split;
+  };
+  CHECK(may_cut(16 * 80 + 1, kUnlimited));
+  CHECK_FALSE(may_cut(16 * 80, kUnlimited));  // of a tile so short no part is worth merging
+  CHECK_FALSE(may_cut(100'000, 1000));        // whatever the window leaves out
 }
 
 TEST_CASE("plan: no further kernels where few sequences can have few queries, on few keys") {
@@ -2034,7 +2085,7 @@ TEST_CASE("plan_with: clusters can be forced and forbidden") {
 
 // `queries` of prompts beside single ones: too many for ranks.
 Problem prompts_beside_decode(int queries, int head_dim = 128) {
-  constexpr int kSingles = 200;
+  constexpr int kSingles = 300;  // more than a kernel for both classes is chosen for
   static_assert(kSingles > kMostRankedSequences);
   Problem p = ragged(queries, 131'072, head_dim, 1 + kSingles);
   p.heads_q = 4;
@@ -2055,8 +2106,8 @@ TEST_CASE("plan: prefill in front of decode leaves it SMs from the start, where 
   Problem with_margin = prompts_beside_decode(100);
   with_margin.sm_margin = 32;
   Problem drafts = prompts_beside_decode(17);  // so many queries that each has a tile
-  drafts.batch = 170;
-  drafts.total_q = 120 * 17 + 50;
+  drafts.batch = 300;
+  drafts.total_q = 120 * 17 + 180;
   Problem loosely_bounded = drafts;
   loosely_bounded.seqlen_q = 4096;
   // Tiles hold 192 rows of four heads: 48 queries.
@@ -2111,7 +2162,7 @@ TEST_CASE("plan: tiles of fewer rows are cut where a schedule shares them out an
     // Metadata count tiles of 192 rows, blocks of 80 keys and three units for the ends of a tile.
     ScheduleParams const params = schedule_params(made, prefill, p);
     CHECK(params.resized.on());
-    CHECK(params.most_units >= (ceil_div(1500, 24) + 201) * (ceil_div(c.keys, 80) + 3));
+    CHECK(params.most_units >= (ceil_div(1500, 24) + 301) * (ceil_div(c.keys, 80) + 3));
   }
 }
 

@@ -802,7 +802,7 @@ struct Seen {
   int in_pairs = 0, whole_of_pairs = 0;
   int clusters_by_schedule = 0, drawn_by_schedule = 0, units_by_schedule = 0, folded = 0, clusters_in_parts = 0;
   int merged_by_last = 0, merged_in_steps = 0;
-  int resized_by_units = 0, leaves_sms = 0;
+  int resized_by_units = 0, leaves_sms = 0, mixed_by_units = 0, mixed_by_tiles = 0;
 };
 
 // What CTAs merge that leave the last parts of tiles, whoever comes last: all parts of each tile, once.
@@ -1085,6 +1085,7 @@ std::string call_fault(Call& call, Random& random, Seen& seen) {
     seen.by_tiles += !by_units;
     seen.resized_by_units += by_units && params.schedule.resized.on();
     seen.leaves_sms += kernel.leaves > 0;
+    (by_units ? seen.mixed_by_units : seen.mixed_by_tiles) += kernel.tile.calls == Calls::kMixed;
     seen.fixed += fixed;
     for (auto const& [name, parts] : tiles) { seen.parted += parts.size() > 1; }
   }
@@ -1180,12 +1181,14 @@ TEST_CASE("schedule: tiles of fewer rows than metadata count are cut, and every 
   Seen seen;
   for (int i = 0; i < 400; ++i) {
     Request r;
+    bool const mixed = i % 2 == 0;  // by a kernel for both classes
     r.heads_k = one_of<int>(random, {1, 2});
     r.heads_q = r.heads_k * one_of<int>(random, {4, 5, 8});
     r.options.num_splits = one_of<int>(random, {0, 0, 3});
     r.options.causal = pick(random, 0, 3) > 0;
     r.slack_k = pick(random, 0, 3000);
-    r.lengths.assign(static_cast<std::size_t>(pick(random, 161, 200)), SeqlenQK{1, pick(random, 1, 900)});
+    int const singles = mixed ? pick(random, 2, 260) / r.heads_k : pick(random, 265, 300) / r.heads_k;
+    r.lengths.assign(static_cast<std::size_t>(singles), SeqlenQK{1, pick(random, 1, mixed ? 9000 : 900)});
     for (int prompts = pick(random, 1, 6); prompts > 0; --prompts) {
       int const q = pick(random, 20, 1500 / r.heads_k);
       r.lengths.push_back({q, q + pick(random, 0, 1) * pick(random, 0, 16'000)});
@@ -1193,14 +1196,16 @@ TEST_CASE("schedule: tiles of fewer rows than metadata count are cut, and every 
     std::shuffle(r.lengths.begin(), r.lengths.end(), random);
     check_call(r, i, random, seen);
   }
-  CHECK(seen.resized_by_units > 50);
-  CHECK(seen.leaves_sms > 50);
+  CHECK(seen.resized_by_units > 100);
+  CHECK(seen.leaves_sms > 30);
+  CHECK(seen.mixed_by_units > 50);
+  CHECK(seen.mixed_by_tiles > 20);
 }
 
 TEST_CASE("chunks: begin where they should up to the largest number of units") {
   constexpr int kMost = 1 << 30;
   for (int const size : {1, 2, 3, 7'654'321, kMost - 1, kMost}) {
-    Chunks const chunks{kMost, size, ceil_div_positive(kMost, size)};
+    Chunks const chunks{kMost, size, ceil_div_unsigned(kMost, size)};
     CAPTURE(size);
     CHECK(chunks.begin(0) == 0);
     CHECK(chunks.begin(chunks.count) == kMost);
@@ -1841,7 +1846,8 @@ TEST_CASE("two kernels: decode leaves prefill the SMs that it needs, and keeps t
     r.options.causal = true;
     r.lengths.assign(static_cast<std::size_t>(prompts), SeqlenQK{prompt_length, prompt_length});
     r.lengths.insert(r.lengths.end(), static_cast<std::size_t>(singles), SeqlenQK{1, keys});
-    r.slack = 64;  // the bound lets all have many queries
+    r.slack = 64;              // the bound lets all have many queries
+    r.options.softcap = 30.0;  // so that there is no kernel for both
     Call call;
     make_call(r, call);
     REQUIRE(call.plan.kernels.size() == 2);
@@ -2141,6 +2147,7 @@ TEST_CASE("schedule: more units than can be counted are taken as whole tiles") {
 TEST_CASE("schedule: kernels of prefill and decode, which run beside each other, draw from counters of their own") {
   Request request;
   request.options.num_splits = 0;
+  request.options.softcap = 30.0;  // so that there is no kernel for both
   request.lengths.assign(40, SeqlenQK{1, 3000});
   request.lengths.push_back({4000, 4000});
   Call call;
@@ -2227,6 +2234,7 @@ TEST_CASE("schedule: prefill before decode is cut only where decode has too litt
     std::tie(r.heads_q, r.heads_k) = std::pair(32, 8);
     r.options.num_splits = 0;
     r.options.causal = true;
+    r.options.softcap = 30.0;  // so that there is no kernel for both
     r.lengths.assign(static_cast<std::size_t>(singles), SeqlenQK{1, keys});
     r.lengths.push_back({512, 16384});  // 88 tiles
     Call call;
@@ -2269,6 +2277,7 @@ TEST_CASE("schedule: chunks of prefill before decode leave it the SMs on which i
     r.options.num_splits = 0;
     r.options.causal = true;
     r.slack_k = 100'000;
+    r.options.softcap = 30.0;  // so that there is no kernel for both
     r.lengths.assign(static_cast<std::size_t>(singles), SeqlenQK{1, keys});
     r.lengths.push_back({150, 9000});
     Call call;
@@ -2283,6 +2292,50 @@ TEST_CASE("schedule: chunks of prefill before decode leave it the SMs on which i
   CHECK(ctas_of_prefill(8, 1) == 99);
   CHECK(ctas_of_prefill(8, 9000) == 132 - 132 * 568 / 1373);  // of 71 blocks of 128 keys
   CHECK(ctas_of_prefill(8, 50'000) == 132 - 99);              // decode needs no more
+}
+
+TEST_CASE("schedule: a kernel for both classes cuts tiles where those of few queries would begin late") {
+  auto const is_cut = [](int queries, int singles, int keys) {
+    Request r;
+    std::tie(r.heads_q, r.heads_k) = std::pair(16, 2);
+    r.options.num_splits = 0;
+    r.options.causal = true;
+    r.slack_k = 100'000;
+    r.lengths.assign(static_cast<std::size_t>(singles), SeqlenQK{1, keys});
+    r.lengths.push_back({queries, queries});
+    Call call;
+    make_call(r, call);
+    REQUIRE(call.plan.kernels.front().tile.calls == Calls::kMixed);
+    return Schedule(schedule_of(call, call.plan.kernels.front())).by_units();
+  };
+  CHECK_FALSE(is_cut(100, 8, 16 * 128));  // 16 blocks more than the mean of all CTAs are not worth it
+  CHECK(is_cut(100, 8, 20 * 128));
+  // A prompt's tiles of 5 to 31 units, 24 for each CTA: alone, the longest is not worth cutting. Behind them, 20 are.
+  CHECK_FALSE(is_cut(2200, 1, 128));
+  CHECK(is_cut(2200, 8, 26 * 128));
+}
+
+TEST_CASE("schedule: a tile of fewer rows than metadata count is as much shorter when it is asked whether to cut") {
+  ScheduleParams params;
+  params.resized = {3, FastDivmod(2)};
+  CHECK(params.resized.units(30) == 20);
+  CHECK(params.resized.units(31) == 21);  // rounded up
+  CHECK(params.resized.units(-1) >= 0);   // of damaged metadata, something
+  params.resized = {3, FastDivmod(3)};
+  CHECK(params.resized.units(31) == 31);
+}
+
+TEST_CASE("rows_of_queries: up to the last row that holds a query, past the idle rows of full slabs") {
+  Packing const off = make_packing(1);
+  CHECK(rows_of_queries(off, 0) == 0);
+  CHECK(rows_of_queries(off, 1) == 1);
+  CHECK(rows_of_queries(off, 64) == 64);
+  CHECK(rows_of_queries(off, 65) == 65);
+  Packing const five = make_packing(5);  // 12 queries in 60 of 64 rows
+  CHECK(rows_of_queries(five, 1) == 5);
+  CHECK(rows_of_queries(five, 12) == 60);
+  CHECK(rows_of_queries(five, 13) == 69);
+  CHECK(rows_of_queries(five, 36) == 188);
 }
 
 TEST_CASE("draws: late in lists that a few rounds of their longest tiles outlast") {

@@ -281,8 +281,10 @@ UNITS_OF_ENDS = {(192, 128): 1, (192, 96): 3, (192, 80): 3, (128, 128): 2, (128,
 
 
 def shapes_of(head_dim: int, head_dim_v: int, heads_q: int, heads_k: int, batch_invariant: bool) -> Shapes:
-    """Tiles as the plan of a call names them that may have sequences of both kinds."""
-    bounds = {"batch": 8, "max_seqlen_q": 1000, "max_seqlen_k": 100_000, "total_q": 2000}
+    """Tiles as the plan of a call names them that may have sequences of both kinds, with softcap, so that each kind has
+    a kernel.
+    """
+    bounds = {"batch": 8, "max_seqlen_q": 1000, "max_seqlen_k": 100_000, "total_q": 2000, "softcap": 30.0}
     plan, packed = plan_of((head_dim, head_dim_v), (heads_q, heads_k), batch_invariant=batch_invariant, **bounds)
     text = "\n".join(plan.reasons)
 

@@ -54,6 +54,14 @@ Case step(std::string why, int heads_k, int most_keys) {
   return made;
 }
 
+// The same in one kernel, since more sequences than have ranks want a schedule.
+Case crowded(std::string why, int most_keys) {
+  Case made = step(std::move(why), 1, most_keys);
+  made.queries.resize(170, 1);
+  made.keys.resize(170, 5);
+  return made;
+}
+
 template <class Change>
 Case but(Case changed, Change change) {
   change(changed);
@@ -203,6 +211,9 @@ std::vector<Case> make() {
             c.queries = std::vector<int>(140, 70);
             c.keys = std::vector<int>(140, 90);
           }),
+      crowded("varlen: one kernel for both classes", 900),
+      crowded("varlen: one kernel for both classes, cut", 4000),
+      but(crowded("varlen: one kernel for both classes, pages of 1, cut", 3000), [](Case& c) { c.page_size = 1; }),
       but(mixed("varlen: metadata, window, sinks", Keys::kPaged, 16),
           [](Case& c) {
             c.metadata = c.sinks = true;
@@ -358,6 +369,7 @@ std::vector<Case> make_malformed() {
     c.append = 2;
   });
   Case const classes = step("a kernel for each class", 2, 2000);
+  Case const both = but(crowded("one kernel for both classes, cut", 3000), [](Case& c) { c.metadata = true; });
   struct Target {
     Case const& of;
     NamedLying lying;
@@ -367,7 +379,8 @@ std::vector<Case> make_malformed() {
       {packed, kCuSeqlensQ},   {packed, kCuSeqlensK},  {split, kPageTable},    {split, kSequsedK},
       {scheduled, kMetadata},  {scheduled, kSequsedK}, {invariant, kMetadata}, {dense, kSequsedK},
       {dense, kCacheBatchIdx}, {dense, kCacheLeftpad}, {append, kPageTable},   {append, kSequsedK},
-      {rotated, kSequsedK},    {classes, kCuSeqlensQ}, {classes, kSequsedK},
+      {rotated, kSequsedK},    {classes, kCuSeqlensQ}, {classes, kSequsedK},   {both, kMetadata},
+      {both, kSequsedK},
   };
   std::vector<Case> found;
   for (Target const& target : targets) {

@@ -1,0 +1,124 @@
+"""Prompts beside sequences of few queries in one kernel, which computes tiles of at most 16 rows as kernels for few do."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from gpu import batches  # noqa: E402
+from gpu.batches import Batch, attend, judge_all, judged_results, make, require_same  # noqa: E402
+from gpu.few_sequences import LAYOUTS, require_graph_serves  # noqa: E402
+from gpu.fixed_splits import plan_of  # noqa: E402
+from gpu.support import small_masks  # noqa: E402
+from gpu.test_ranked_tiles import several  # noqa: E402
+from gpu.test_shared_tiles import KERNELS  # noqa: E402
+
+pytestmark = pytest.mark.gpu
+
+# (queries, keys) of the sequences of a step.
+STEPS = {
+    "tiles of both classes in turn, whole": ((1, 700), (90, 90), (1, 0), (1, 129), (40, 0), (1, 128), (200, 900)),
+    "long keys of single queries, cut": ((70, 300), (1, 9000), (1, 5000), (1, 40), (1, 2500)),
+    "a long chunk, cut": ((150, 9000), (1, 300), (1, 1), (3, 640), (20, 20)),
+    "both cut": ((150, 7000), (33, 5000), *(((1, 4000),) * 6)),
+    "queries around what 16 rows hold": tuple((n, 100 + 450 * n) for n in range(1, 20)),
+    "no prompt": ((1, 3000), (1, 200), (2, 6000), (1, 0)) * 3,
+    "no single query": ((130, 2000), (65, 65), (300, 4000)),
+    "more short tiles than blocks": ((64, 64), *(((1, 150),) * 80)),
+}
+
+
+# More sequences than have ranks, so that a schedule shares the tiles out.
+OTHERS = ((1, 30),) * 161
+
+
+def step(why: str, lengths, **given) -> Batch:
+    """With an engine's bounds: a page table that has room for many keys."""
+    layout = {"keys": "paged", "page_size": 16, "room_k": 60_000, "slack": 500}
+    return several(why, lengths, **{"num_splits": 0, "heads_k": 1, **layout, **given})
+
+
+def crowded(why: str, **given) -> Batch:
+    return step(why, (*OTHERS[:80], *STEPS[why], *OTHERS[80:]), **given)
+
+
+def is_mixed(batch: Batch) -> bool:
+    text = plan_of(batch, max_seqlen_q=max(batch.q_lengths) + batch.slack).explain()
+    return "it computes tiles of up to 16 rows as those for few queries do" in text
+
+
+@pytest.mark.parametrize("mask", small_masks())
+@pytest.mark.parametrize("kernel", KERNELS, ids=str)
+def test_masks_and_lengths(kernel, mask):
+    dtype, head_dim = kernel
+    options = {name: value for name, value in small_masks()[mask].items() if name != "softcap"}
+    first = list(small_masks()).index(mask) + KERNELS.index(kernel)
+    cases = []
+    for i, why in enumerate(STEPS):
+        layout = LAYOUTS[(first + i) % len(LAYOUTS)]
+        room = 60_000 if layout["keys"] == "paged" else 0
+        given = {"dtype": dtype, "head_dim": head_dim, "heads_q": 5, "causal": False, **options, **layout}
+        cases.append(crowded(why, **given, room_k=room))
+    assert all(is_mixed(case) for case in cases if case.call == "varlen")
+    judge_all(cases)
+
+
+@pytest.mark.parametrize("ratio", [1, 2, 3, 5, 8, 12, 16, 64])
+@pytest.mark.parametrize("kernel", KERNELS, ids=str)
+def test_heads(kernel, ratio):
+    """Rows of a slab that hold no query, tiles of 16 rows and of 17, sinks, at most three parts of a tile."""
+    dtype, head_dim = kernel
+    judge_all([
+        crowded(why, heads_q=ratio, sinks=sinks, dtype=dtype, head_dim=head_dim, num_splits=splits)
+        for why in STEPS for sinks, splits in (("", 0), ("fp32", 3))
+    ])  # fmt: skip
+    judge_all([
+        step(why, lengths, heads_q=3 * ratio, heads_k=3, dtype=dtype, head_dim=head_dim)
+        for why, lengths in STEPS.items() if len(lengths) < 20
+    ])  # fmt: skip
+
+
+@pytest.mark.parametrize("page_size", [1, 8, 24, 128])
+def test_pages_hold_what_packed_keys_hold(page_size):
+    """The same bits, however keys lie; those of pages of one key are gathered."""
+    for why in STEPS:
+        case = crowded(why, heads_q=8, page_size=page_size)
+        assert is_mixed(case), why
+        require_same(case, why, judged_results(make(case)), judged_results(make(case.but(page_size=16))))
+
+
+@pytest.mark.parametrize("why", STEPS)
+def test_results_do_not_change_from_run_to_run(why):
+    case = crowded(why, heads_q=8)
+    assert is_mixed(case)
+    made = make(case)
+    expected = judged_results(made)
+    for _ in range(20):
+        require_same(case, "again", attend(made), expected)
+    metadata = batches.schedule(made)
+    before = metadata.clone()
+    for _ in range(3):
+        require_same(case, "with metadata", attend(made, scheduler_metadata=metadata), expected)
+    assert torch.equal(metadata, before)
+
+
+def test_rows_that_do_not_count():
+    """Rows of q that belong to no sequence, and keys that nobody sees."""
+    case = crowded("both cut")
+    assert is_mixed(case)
+    judge_all([case.but(tail_q=60), case.but(extra_q=31, extra_k=5), case.but(slack=900, room_k=9000)])
+
+
+def test_a_graph_serves_other_lengths():
+    """Captured for a chunk beside single queries, replayed with whole tiles, cut ones, one class alone and none."""
+    case = step("captured", ((300, 1500), *(((1, 1000),) * 11)), heads_q=8, heads_k=2)
+    assert is_mixed(case)
+    require_graph_serves(case, [
+        ((300, 1500), *(((1, 1000),) * 11)),
+        (*(((1, 1),) * 11), (300, 300)),
+        (*(((1, 1500),) * 2), (290, 1500), *(((1, 2),) * 9)),
+        ((26, 1500),) * 11 + ((25, 25),),
+        ((0, 0),) * 12,
+        ((2, 1500), (3, 1500), (4, 1500), (5, 1500)) * 3,
+    ])  # fmt: skip
