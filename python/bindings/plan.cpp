@@ -158,7 +158,9 @@ void bind_tile(nb::module_& module) {
           "calls", &calls_text,
           "What its kernel has the code for: 'all' calls, all with softcap ('capped'), all without it\n"
           "('uncapped'); of these those whose tiles are never cut ('uncut'), without pages ('whole'), 'dense'\n"
-          "ones, or those of which the blocks of a cluster share tiles ('paired'); of few rows those without softcap\n"
+          "ones, those of which the blocks of a cluster share tiles ('paired'), or which computes tiles of few rows "
+          "as\n"
+          "kernels for these do ('mixed'); of few rows those without softcap\n"
           "whose tiles follow from their index ('by index'), and all with batch_invariant, in which tiles are in\n"
           "parts that follow from them alone ('in parts').")
       .def(nb::self == nb::self, nb::sig("def __eq__(self, other: object, /) -> bool"))

@@ -79,7 +79,8 @@ class Tile:
         """
         What its kernel has the code for: 'all' calls, all with softcap ('capped'), all without it
         ('uncapped'); of these those whose tiles are never cut ('uncut'), without pages ('whole'), 'dense'
-        ones, or those of which the blocks of a cluster share tiles ('paired'); of few rows those without softcap
+        ones, those of which the blocks of a cluster share tiles ('paired'), or which computes tiles of few rows as
+        kernels for these do ('mixed'); of few rows those without softcap
         whose tiles follow from their index ('by index'), and all with batch_invariant, in which tiles are in
         parts that follow from them alone ('in parts').
         """

@@ -11,11 +11,18 @@
 namespace hopper_attention {
 namespace {
 
-// Rounds of tiles of few and of many queries for which there is a kernel for both. Behind that decode of two kernels
-// has no tiles that start late, and larger tiles are faster: 333 random steps with head dim 128 took 0.91 of the time
-// of two kernels up to here, 1.05 beyond (docs/performance-notes.md, step 233).
-constexpr int kMostMixedRoundsOfFew = 2;
-constexpr int kMostMixedRoundsOfMany = 4;
+// Rounds of tiles of few and of many queries for which there is a kernel for both. With more of few, an item of that
+// kernel costs more than another kernel, with more of many, larger tiles are faster. 107 random steps with head dim 128
+// take 0.91 of the time of two kernels with up to a round of few, 24 with up to half a round more 0.95, 23 with up to
+// two 0.99 (docs/performance-notes.md, step 237).
+struct MixedRounds {
+  double few;
+  double many;
+};
+constexpr MixedRounds kMixedRounds{1.5, 4};
+// Where two blocks of decode share an SM, one reads little more than half as fast: with more, two of 46 steps take 1.6
+// and 1.7 of the time.
+constexpr MixedRounds kMixedRoundsOfPairs{1, 1};
 
 // A sequence of the decode kernel is one tile; of the others each may end with a tile that is not full, and resized
 // ones may be one more. `queries`: of a tile, and of one that metadata count.
@@ -209,13 +216,17 @@ void add_decode_kernels(PlanRequest const& request, Plan& plan, bool may_split) 
 }
 
 // The kernel for prompts and single queries, where two of them would wait for each other longer than it is slower than
-// they are: nullptr if it is not to be taken. Prompts have all queries but one of each sequence.
+// they are: nullptr if it is not to be taken. Prompts have all queries but one of each sequence. A bound on parts is
+// for two kernels: that on those of few tiles, whose units may be rounded up (FewTiles), is the decode kernel's.
 TileRow const* mixed_row(PlanRequest const& request) {
   TileRow const* const row = special_row(request, TileUse::kMixed);
+  Problem const& problem = request.problem;
+  if (row == nullptr || !problem.ragged || problem.batch <= 1 || problem.num_splits != 0) { return nullptr; }
+  bool const pairs = request.tile_row(request.decode_use()).tile.per_sm > 1;
+  MixedRounds const& most = pairs ? kMixedRoundsOfPairs : kMixedRounds;
   int const sms = request.device.sm_count;
-  bool const fits = row != nullptr && request.problem.ragged && request.problem.batch > 1 &&
-                    request.tiles_of_few() <= kMostMixedRoundsOfFew * sms &&
-                    request.full_tiles(row->tile, request.problem.batch) <= kMostMixedRoundsOfMany * sms;
+  bool const fits = static_cast<double>(request.tiles_of_few()) <= most.few * sms &&
+                    static_cast<double>(request.full_tiles(row->tile, problem.batch)) <= most.many * sms;
   return fits ? row : nullptr;
 }
 
@@ -294,7 +305,7 @@ void plan_listed(PlanRequest const& request, Plan& plan, PrefillChoice const& ch
   if (request.decodes()) {
     add_decode_kernels(request, plan, splits && !one_split && (forced || !whole_tiles_suffice(request)));
   } else {
-    TileRow const* const mixed = splits ? mixed_row(request) : nullptr;
+    TileRow const* const mixed = mixed_row(request);
     if (mixed != nullptr) { prefill = {mixed->use, may_cut_mixed(request, *mixed)}; }
     bool const beside_decode =
         request.problem.ragged && splits && mixed == nullptr &&

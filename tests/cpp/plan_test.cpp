@@ -1556,7 +1556,7 @@ TEST_CASE(
 }
 
 TEST_CASE("plan: one kernel for prompts and single queries, where tiles are few, and two where they are many") {
-  Problem p = ragged(300, 131'072, 128, 33);
+  Problem p = ragged(300, 131'072, 128, 24);
   p.heads_q = 32;
   p.heads_k = 8;
   p.keys = KeyLayout::kPaged;
@@ -1572,14 +1572,24 @@ TEST_CASE("plan: one kernel for prompts and single queries, where tiles are few,
     CHECK(mixed == (made.kernels.size() == 1 && explains(made, "as those for few queries do")));
     return mixed;
   };
-  CHECK(is_mixed([](Problem&) {}));  // 264 tiles of few queries and 75 of prompts
-  CHECK_FALSE(is_mixed([](Problem& q) { q.batch = 34; }));
-  CHECK(is_mixed([](Problem& q) { q.total_q = 33 + 66 * 32; }));
-  CHECK_FALSE(is_mixed([](Problem& q) { q.total_q = 34 + 66 * 32; }));
-  CHECK(is_mixed([](Problem& q) { q.head_dim = q.head_dim_v = 64; }));
+  CHECK(is_mixed([](Problem&) {}));  // 192 tiles of few queries, a round and a half, and 80 of prompts
+  CHECK_FALSE(is_mixed([](Problem& q) { q.batch = 25; }));
+  CHECK(is_mixed([](Problem& q) { q.total_q = 24 + 66 * 32; }));
+  CHECK_FALSE(is_mixed([](Problem& q) { q.total_q = 25 + 66 * 32; }));
+  // Two blocks of decode share an SM: a round of either.
+  auto const of_64 = [](int batch, int queries) {
+    return [=](Problem& q) {
+      q.head_dim = q.head_dim_v = 64;
+      q.batch = batch;
+      q.total_q = batch + queries;
+    };
+  };
+  CHECK(is_mixed(of_64(16, 16 * 32)));
+  CHECK_FALSE(is_mixed(of_64(17, 16 * 32)));
+  CHECK_FALSE(is_mixed(of_64(16, 16 * 32 + 1)));
   CHECK(is_mixed([](Problem& q) { q.seqlen_q = 2000; }));  // no bound changes it
   CHECK(is_mixed([](Problem& q) { q.sm_margin = 40; }));   // nor a margin
-  CHECK(is_mixed([](Problem& q) { q.num_splits = 3; }));
+  CHECK_FALSE(is_mixed([](Problem& q) { q.num_splits = 3; }));
   CHECK_FALSE(is_mixed([](Problem& q) { q.num_splits = 1; }));
   CHECK_FALSE(is_mixed([](Problem& q) { q.batch = 1; }));
   CHECK_FALSE(is_mixed([](Problem& q) { q.batch_invariant = true; }));
@@ -1591,6 +1601,10 @@ TEST_CASE("plan: one kernel for prompts and single queries, where tiles are few,
 
   auto const may_cut = [&](int keys, int left) {
     Problem other = p;
+    other.batch = 170;  // more than have ranks
+    other.heads_q = 8;
+    other.heads_k = 1;
+    other.total_q = 470;
     other.seqlen_k = keys;
     other.mask.left = left;
     other.mask.right = 0;
