@@ -40,9 +40,12 @@ def step(why: str, lengths, **given) -> Batch:
 
 
 def crowded(why: str, **given) -> Batch:
-    """With head dim 64 without the others, which would be more than one kernel is chosen for."""
+    """With head dim 64 without the others, which would be more than one kernel is chosen for, but with room for so many
+    keys that clusters could not have them.
+    """
     if given.get("head_dim") == 64:
-        return step(why, STEPS[why], **{**given, "heads_q": 2 * given["heads_q"], "heads_k": 2})
+        room = {"room_k": 300_000} if given.get("keys", "paged") == "paged" else {}
+        return step(why, STEPS[why], **{**given, **room, "heads_q": 2 * given["heads_q"], "heads_k": 2})
     return step(why, (*OTHERS[:80], *STEPS[why], *OTHERS[80:]), **given)
 
 
