@@ -12,17 +12,16 @@ namespace hopper_attention {
 namespace {
 
 // Rounds of tiles of few and of many queries for which there is a kernel for both. With more of few, an item of that
-// kernel costs more than another kernel, with more of many, larger tiles are faster. 107 random steps with head dim 128
-// take 0.91 of the time of two kernels with up to a round of few, 24 with up to half a round more 0.95, 23 with up to
-// two 0.99 (docs/performance-notes.md, step 237).
+// kernel costs more than another kernel, with more of many, larger tiles are faster: 2k queries beside 8 on 16k, 32/8
+// heads, four rounds of many, take 216 us so and 185 in two kernels (docs/performance-notes.md, step 237).
 struct MixedRounds {
   double few;
   double many;
 };
-constexpr MixedRounds kMixedRounds{1.5, 4};
-// Where two blocks of decode share an SM, one reads little more than half as fast: with more, two of 46 steps take 1.6
-// and 1.7 of the time.
-constexpr MixedRounds kMixedRoundsOfPairs{1, 1};
+constexpr MixedRounds kMixedRounds{1, 3};
+// Where two blocks of decode share an SM, one reads little more than half as fast, and tiles of 192 rows have blocks of
+// as many keys.
+constexpr MixedRounds kMixedRoundsOfPairs{1, 0.5};
 
 // A sequence of the decode kernel is one tile; of the others each may end with a tile that is not full, and resized
 // ones may be one more. `queries`: of a tile, and of one that metadata count.

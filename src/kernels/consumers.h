@@ -19,12 +19,6 @@
 
 namespace hopper_attention {
 
-// Whether a tile of `work` has at most 16 rows, as all lanes of a warp see.
-__device__ __forceinline__ bool has_few_rows(AttentionParams const& params, TileWork const& work) {
-  int const rows = (work.queries.last + 1 - work.queries.first) * params.packing.heads.divisor;
-  return __shfl_sync(0xffffffff, rows, 0) <= kMostFewRows;
-}
-
 // Tiles of at most 32 rows. Where these may have no more than 16, they are computed as such a tile is: 2k queries
 // beside 8 single ones on 16k keys, 8/1 heads, take 54 us so, and 60 with 32 columns for each query.
 template <class Traits>
@@ -75,7 +69,8 @@ __device__ __forceinline__ void consume_swapped(AttentionParams const& params, t
   };
   for_each_work<Traits>(shared, [&](TileWork const& work) __attribute__((always_inline)) {
     if constexpr (Traits::kQueryRows > kMostFewRows) {
-      if (has_few_rows(params, work)) {
+      int const rows = (work.queries.last + 1 - work.queries.first) * params.packing.heads.divisor;
+      if (__shfl_sync(0xffffffff, rows, 0) <= kMostFewRows) {
         compute(work, Int<kMostFewRows>{});
         return;
       }
@@ -174,7 +169,8 @@ __device__ __forceinline__ void consume(AttentionParams const& params, typename 
       }
     };
     if constexpr (Traits::kMixed) {
-      if (has_few_rows(params, *work)) {
+      int const rows = (work->queries.last + 1 - work->queries.first) * params.packing.heads.divisor;
+      if (__shfl_sync(0xffffffff, rows, 0) <= kMostFewRows) {
         wait_barrier(shared.q_full[buffer][warpgroup], q.phase);
         after_tile_before();
         compute_few_rows(mainloop, *work, buffer, read);

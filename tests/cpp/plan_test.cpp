@@ -1556,7 +1556,7 @@ TEST_CASE(
 }
 
 TEST_CASE("plan: one kernel for prompts and single queries, where tiles are few, and two where they are many") {
-  Problem p = ragged(300, 131'072, 128, 24);
+  Problem p = ragged(300, 131'072, 128, 16);
   p.heads_q = 32;
   p.heads_k = 8;
   p.keys = KeyLayout::kPaged;
@@ -1572,11 +1572,11 @@ TEST_CASE("plan: one kernel for prompts and single queries, where tiles are few,
     CHECK(mixed == (made.kernels.size() == 1 && explains(made, "as those for few queries do")));
     return mixed;
   };
-  CHECK(is_mixed([](Problem&) {}));  // 192 tiles of few queries, a round and a half, and 80 of prompts
-  CHECK_FALSE(is_mixed([](Problem& q) { q.batch = 25; }));
-  CHECK(is_mixed([](Problem& q) { q.total_q = 24 + 66 * 32; }));
-  CHECK_FALSE(is_mixed([](Problem& q) { q.total_q = 25 + 66 * 32; }));
-  // Two blocks of decode share an SM: a round of either.
+  CHECK(is_mixed([](Problem&) {}));  // 128 tiles of few queries, of 132 SMs, and 80 of prompts
+  CHECK_FALSE(is_mixed([](Problem& q) { q.batch = 17; }));
+  CHECK(is_mixed([](Problem& q) { q.total_q = 16 + 49 * 32; }));
+  CHECK_FALSE(is_mixed([](Problem& q) { q.total_q = 17 + 49 * 32; }));  // 400 tiles in more than three rounds
+  // Two blocks of decode share an SM: a round of few and half a one of many.
   auto const of_64 = [](int batch, int queries) {
     return [=](Problem& q) {
       q.head_dim = q.head_dim_v = 64;
@@ -1584,9 +1584,9 @@ TEST_CASE("plan: one kernel for prompts and single queries, where tiles are few,
       q.total_q = batch + queries;
     };
   };
-  CHECK(is_mixed(of_64(16, 16 * 32)));
-  CHECK_FALSE(is_mixed(of_64(17, 16 * 32)));
-  CHECK_FALSE(is_mixed(of_64(16, 16 * 32 + 1)));
+  CHECK(is_mixed(of_64(16, 8 * 32)));
+  CHECK_FALSE(is_mixed(of_64(17, 8 * 32)));
+  CHECK_FALSE(is_mixed(of_64(16, 8 * 32 + 1)));
   CHECK(is_mixed([](Problem& q) { q.seqlen_q = 2000; }));  // no bound changes it
   CHECK(is_mixed([](Problem& q) { q.sm_margin = 40; }));   // nor a margin
   CHECK_FALSE(is_mixed([](Problem& q) { q.num_splits = 3; }));
@@ -1601,10 +1601,10 @@ TEST_CASE("plan: one kernel for prompts and single queries, where tiles are few,
 
   auto const may_cut = [&](int keys, int left) {
     Problem other = p;
-    other.batch = 170;  // more than have ranks
-    other.heads_q = 8;
+    other.heads_q = 4;
     other.heads_k = 1;
-    other.total_q = 470;
+    other.batch = 130;
+    other.total_q = 130 + 64 * 130;  // so many for each that no class has kernels of its own
     other.seqlen_k = keys;
     other.mask.left = left;
     other.mask.right = 0;

@@ -1187,7 +1187,7 @@ TEST_CASE("schedule: tiles of fewer rows than metadata count are cut, and every 
     r.options.num_splits = mixed ? 0 : one_of<int>(random, {0, 0, 3});
     r.options.causal = pick(random, 0, 3) > 0;
     r.slack_k = pick(random, 0, 3000);
-    int const singles = mixed ? pick(random, 2, 190) / r.heads_k : pick(random, 265, 300) / r.heads_k;
+    int const singles = mixed ? pick(random, 2, 124) / r.heads_k : pick(random, 265, 300) / r.heads_k;
     r.lengths.assign(static_cast<std::size_t>(singles), SeqlenQK{1, pick(random, 1, mixed ? 9000 : 900)});
     for (int prompts = pick(random, 1, 6); prompts > 0; --prompts) {
       int const q = pick(random, 20, 1500 / r.heads_k);

@@ -29,24 +29,12 @@ STEPS = {
 }
 
 
-# More sequences than have ranks, so that a schedule shares the tiles out.
-OTHERS = ((1, 30),) * 161
 
-
-def step(why: str, lengths, **given) -> Batch:
-    """With an engine's bounds: a page table that has room for many keys."""
-    layout = {"keys": "paged", "page_size": 16, "room_k": 60_000, "slack": 500}
-    return several(why, lengths, **{"num_splits": 0, "heads_k": 1, **layout, **given})
-
-
-def crowded(why: str, **given) -> Batch:
-    """With head dim 64 without the others, which would be more than one kernel is chosen for, but with room for so many
-    keys that clusters could not have them.
-    """
-    if given.get("head_dim") == 64:
-        room = {"room_k": 300_000} if given.get("keys", "paged") == "paged" else {}
-        return step(why, STEPS[why], **{**given, **room, "heads_q": 2 * given["heads_q"], "heads_k": 2})
-    return step(why, (*OTHERS[:80], *STEPS[why], *OTHERS[80:]), **given)
+def step(why: str, **given) -> Batch:
+    """With an engine's bounds: a page table that has room for more keys than clusters could have."""
+    layout = {"keys": "paged", "page_size": 16, "slack": 500}
+    batch = several(why, STEPS[why], **{"num_splits": 0, "heads_q": 8, "heads_k": 2, **layout, **given})
+    return batch.but(room_k=300_000) if batch.keys == "paged" else batch
 
 
 def is_mixed(batch: Batch) -> bool:
@@ -60,21 +48,21 @@ def test_masks_and_lengths(kernel, mask):
     dtype, head_dim = kernel
     options = {name: value for name, value in small_masks()[mask].items() if name != "softcap"}
     first = list(small_masks()).index(mask) + KERNELS.index(kernel)
-    cases = []
-    for i, why in enumerate(STEPS):
-        layout = LAYOUTS[(first + i) % len(LAYOUTS)]
-        room = 60_000 if layout["keys"] == "paged" else 0
-        given = {"dtype": dtype, "head_dim": head_dim, "heads_q": 5, "causal": False, **options, **layout}
-        cases.append(crowded(why, **given, room_k=room))
-    assert all(is_mixed(case) for case in cases if case.head_dim == 128)
+    judge_all([
+        step(why, dtype=dtype, head_dim=head_dim, heads_q=10,
+             **{"causal": False, **options, **LAYOUTS[(first + i) % len(LAYOUTS)]})
+        for i, why in enumerate(STEPS)
+    ])  # fmt: skip
+
+
+@pytest.mark.parametrize("mask", ["full", "causal", "sinks", "left window", "chunk"])
+@pytest.mark.parametrize("kernel", KERNELS, ids=str)
+def test_all_steps_have_the_kernel(kernel, mask):
+    """Under masks that bound no tile. Others may be so short that whole tiles need no schedule."""
+    dtype, head_dim = kernel
+    cases = [step(why, dtype=dtype, head_dim=head_dim, **{"causal": False, **small_masks()[mask]}) for why in STEPS]
+    assert all(is_mixed(case) for case in cases)
     judge_all(cases)
-
-
-def test_head_dim_64_has_the_kernel():
-    """Where neither ranks nor clusters do: half of the steps here, under masks that bound no tile."""
-    cases = [crowded(why, heads_q=4, head_dim=64) for why in STEPS]
-    if all(case.head_dim == 64 for case in cases):
-        assert sum(is_mixed(case) for case in cases) >= len(cases) // 2
 
 
 @pytest.mark.parametrize("ratio", [1, 2, 3, 5, 8, 12, 16, 64])
@@ -82,15 +70,9 @@ def test_head_dim_64_has_the_kernel():
 def test_heads(kernel, ratio):
     """Rows of a slab that hold no query, tiles of 16 rows and of 17, sinks."""
     dtype, head_dim = kernel
-    cases = [
-        crowded(why, heads_q=ratio, sinks=sinks, dtype=dtype, head_dim=head_dim)
-        for why in STEPS for sinks in ("", "fp32")
-    ]  # fmt: skip
-    assert all(is_mixed(case) for case in cases if case.head_dim == 128)
-    judge_all(cases)
     judge_all([
-        step(why, lengths, heads_q=3 * ratio, heads_k=3, dtype=dtype, head_dim=head_dim)
-        for why, lengths in STEPS.items() if len(lengths) < 20
+        step(why, heads_q=heads_k * ratio, heads_k=heads_k, sinks=sinks, dtype=dtype, head_dim=head_dim)
+        for why in STEPS for heads_k, sinks in ((1, ""), (3, "fp32"))
     ])  # fmt: skip
 
 
@@ -98,14 +80,14 @@ def test_heads(kernel, ratio):
 def test_pages_of_any_size_hold_the_same(page_size):
     """The same bits, however keys lie; those of pages of one key are gathered."""
     for why in STEPS:
-        case = crowded(why, heads_q=8, page_size=page_size)
+        case = step(why, page_size=page_size)
         assert is_mixed(case), why
         require_same(case, why, judged_results(make(case)), judged_results(make(case.but(page_size=16))))
 
 
 @pytest.mark.parametrize("why", STEPS)
 def test_results_do_not_change_from_run_to_run(why):
-    case = crowded(why, heads_q=8)
+    case = step(why)
     assert is_mixed(case)
     made = make(case)
     expected = judged_results(made)
@@ -120,14 +102,15 @@ def test_results_do_not_change_from_run_to_run(why):
 
 def test_rows_that_do_not_count():
     """Rows of q that belong to no sequence, and keys that nobody sees."""
-    case = crowded("both cut")
+    case = step("both cut")
     assert is_mixed(case)
-    judge_all([case.but(tail_q=60), case.but(extra_q=31, extra_k=5), case.but(slack=900, room_k=9000)])
+    judge_all([case.but(tail_q=60), case.but(extra_q=31, extra_k=5), case.but(slack=900)])
 
 
 def test_a_graph_serves_other_lengths():
     """Captured for a chunk beside single queries, replayed with whole tiles, cut ones, one class alone and none."""
-    case = step("captured", ((300, 1500), *(((1, 1000),) * 11)), heads_q=8, heads_k=2)
+    lengths = {"q_lengths": (300, *((1,) * 11)), "k_lengths": (1500, *((1000,) * 11))}
+    case = step("short tiles").but(**lengths)
     assert is_mixed(case)
     require_graph_serves(case, [
         ((300, 1500), *(((1, 1000),) * 11)),
