@@ -29,7 +29,6 @@ STEPS = {
 }
 
 
-
 def step(why: str, **given) -> Batch:
     """With an engine's bounds: a page table that has room for more keys than clusters could have."""
     layout = {"keys": "paged", "page_size": 16, "slack": 500}
