@@ -2255,7 +2255,8 @@ TEST_CASE("schedule: tiles are cut for the last round only if those of all seque
     std::tie(r.heads_q, r.heads_k) = std::pair(96, 8);
     r.options.num_splits = 0;
     r.options.causal = true;
-    r.slack_k = 100'000;  // so that the tiles of a sequence as long as may be are even
+    r.slack_k = 100'000;       // so that the tiles of a sequence as long as may be are even
+    r.options.softcap = 30.0;  // tiles of as many rows as metadata count
     r.lengths = std::move(lengths);
     Call call;
     make_call(r, call);
@@ -2268,6 +2269,21 @@ TEST_CASE("schedule: tiles are cut for the last round only if those of all seque
   std::vector<SeqlenQK> mixed{{924, 7468}, {536, 4108}, {85, 85}};
   mixed.insert(mixed.end(), 33, SeqlenQK{6, 1193});
   CHECK_FALSE(is_cut(mixed));
+}
+
+TEST_CASE("schedule: tiles of fewer rows than metadata count have no last round, since some of those do not exist") {
+  Request r;
+  std::tie(r.heads_q, r.heads_k) = std::pair(32, 8);
+  r.options.num_splits = 0;
+  r.options.causal = true;
+  r.lengths.assign(4, SeqlenQK{512, 16384});  // 512 tiles of 128 rows in four rounds; 544 are counted
+  Call call;
+  make_call(r, call);
+  ScheduleParams const params = schedule_of(call, call.plan.kernels[0]);
+  REQUIRE((params.resized.on() && params.may_split));
+  Schedule const schedule(params);
+  CHECK(schedule.tiles() == 544);
+  CHECK_FALSE(schedule.by_units());
 }
 
 TEST_CASE("schedule: chunks of prefill before decode leave it the SMs on which it ends with them") {
