@@ -1,4 +1,6 @@
-"""Calls of few sequences, whose tiles need no schedule: in which layouts, and whether a captured call serves others."""
+"""Calls of few sequences, whose tiles need no schedule: in which layouts, whether a captured call serves others,
+and whether runs agree.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,8 @@ import itertools
 
 import torch
 
-from gpu.batches import Batch, attend, int32, make, new_results, require_same
+from gpu import batches
+from gpu.batches import Batch, attend, int32, judged_results, make, new_results, require_same
 
 LAYOUTS = [{"keys": "packed"}, {"call": "cache", "keys": "dense", "leftpad": 70}] + [
     {"keys": "paged", "page_size": n} for n in (1, 16, 64)
@@ -33,3 +36,16 @@ def require_graph_serves(case: Batch, lengths: list[tuple[tuple[int, int], ...]]
             run()
             found.append(tuple(x.clone() for x in results))
         require_same(case, f"queries and keys {of_sequences}", *found)
+
+
+def require_same_again(case: Batch) -> None:
+    """The same bits from run to run, with metadata and without, which calls leave as they were."""
+    made = make(case)
+    expected = judged_results(made)
+    for _ in range(20):
+        require_same(case, "again", attend(made), expected)
+    metadata = batches.schedule(made)
+    before = metadata.clone()
+    for _ in range(3):
+        require_same(case, "with metadata", attend(made, scheduler_metadata=metadata), expected)
+    assert torch.equal(metadata, before)

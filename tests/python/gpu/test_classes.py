@@ -6,9 +6,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from gpu import batches  # noqa: E402
 from gpu.batches import Batch, attend, judge_all, judged_results, make, require_same  # noqa: E402
-from gpu.few_sequences import LAYOUTS, require_graph_serves  # noqa: E402
+from gpu.few_sequences import LAYOUTS, require_graph_serves, require_same_again  # noqa: E402
 from gpu.fixed_splits import plan_of  # noqa: E402
 from gpu.support import small_masks  # noqa: E402
 from gpu.test_ranked_tiles import several  # noqa: E402
@@ -94,15 +93,7 @@ def test_results_do_not_change_from_run_to_run(why, heads_k):
     case = step(why, STEPS[why], heads_q=4 * heads_k, heads_k=heads_k)
     assert has_classes(case)
     assert ("drawn in its order" in explained(case)) == (heads_k == 8)
-    made = make(case)
-    expected = judged_results(made)
-    for _ in range(20):
-        require_same(case, "again", attend(made), expected)
-    metadata = batches.schedule(made)
-    before = metadata.clone()
-    for _ in range(3):
-        require_same(case, "with metadata", attend(made, scheduler_metadata=metadata), expected)
-    assert torch.equal(metadata, before)
+    require_same_again(case)
 
 
 @pytest.mark.parametrize("heads_k", [2, 8])

@@ -6,9 +6,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from gpu import batches  # noqa: E402
-from gpu.batches import Batch, attend, judge_all, judged_results, make, require_same  # noqa: E402
-from gpu.few_sequences import LAYOUTS, require_graph_serves  # noqa: E402
+from gpu.batches import Batch, judge_all, judged_results, make, require_same  # noqa: E402
+from gpu.few_sequences import LAYOUTS, require_graph_serves, require_same_again  # noqa: E402
 from gpu.fixed_splits import plan_of  # noqa: E402
 from gpu.support import small_masks  # noqa: E402
 from gpu.test_ranked_tiles import several  # noqa: E402
@@ -88,15 +87,7 @@ def test_pages_of_any_size_hold_the_same(page_size):
 def test_results_do_not_change_from_run_to_run(why):
     case = step(why)
     assert is_mixed(case)
-    made = make(case)
-    expected = judged_results(made)
-    for _ in range(20):
-        require_same(case, "again", attend(made), expected)
-    metadata = batches.schedule(made)
-    before = metadata.clone()
-    for _ in range(3):
-        require_same(case, "with metadata", attend(made, scheduler_metadata=metadata), expected)
-    assert torch.equal(metadata, before)
+    require_same_again(case)
 
 
 def test_rows_that_do_not_count():
