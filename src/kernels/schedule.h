@@ -241,11 +241,7 @@ class Schedule {
     int const all = units();
     if (params_.fixed_splits) { return {all, 1, all}; }
     int size = max_of(max_of(1, params_.least_units), ceil_div_unsigned(all, numbers_.ctas));
-    if (params_.max_splits >= 2) {
-      // Units of few tiles may have been rounded up (FewTiles); the longest is the first.
-      int const rounded = params_.bound_by_memory ? units_of(numbers_.begin) : 0;
-      size = max_of(size, ceil_div(max_of(numbers_.most_units, rounded), params_.max_splits - 1));
-    }
+    if (params_.max_splits >= 2) { size = max_of(size, ceil_div(numbers_.most_units, params_.max_splits - 1)); }
     return {all, size, ceil_div_unsigned(all, size)};
   }
 

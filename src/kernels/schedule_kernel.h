@@ -287,6 +287,8 @@ __device__ __forceinline__ void make_schedule(ScheduleKernelParams const& params
     PlaceWork const work = lane < batch ? shared.work[lane] : PlaceWork{0, 0};
     int const units_of_lane = units_in_chunks(params.few_tiles, work);
     if (lane < batch) { shared.work[lane].units = units_of_lane; }
+    int const most = __reduce_max_sync(kAllLanes, units_of_lane);
+    if (__any_sync(kAllLanes, units_of_lane != work.units) && lane == 0) { facts[kMostUnitsDecode] = most; }
   }
 
   // Sums over the places: of each thread's in its warp, of the warps, of the CTAs.

@@ -15,7 +15,8 @@ enum ScheduleArray : int {
 };
 enum ScheduleFact : int {
   kPlacesAndCuts,
-  kMostUnitsPrefill,  // key blocks of the longest tile, in whatever parts, of each class
+  kMostUnitsPrefill,  // key blocks of the longest tile, in whatever parts, of each class; its units where these are
+                      // rounded
   kMostUnitsDecode,
   kDecodeCounter,
   kScheduleFactCount

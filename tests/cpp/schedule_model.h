@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <iterator>
 #include <vector>
 
 #include "kernels/schedule_params.h"
@@ -73,6 +74,16 @@ inline void round_up_units(FewTiles const& few, std::vector<ModelPlace>& places)
   }
 }
 
+// The longest tile of few queries, of so many blocks, once its units may have been rounded up.
+inline int longest_when_rounded(FewTiles const& few, std::vector<ModelPlace>& places, int blocks) {
+  std::vector<int> before, after;
+  auto const units = [](ModelPlace const& place) { return place.work.units; };
+  std::transform(places.begin(), places.end(), std::back_inserter(before), units);
+  round_up_units(few, places);
+  std::transform(places.begin(), places.end(), std::back_inserter(after), units);
+  return after == before ? blocks : *std::max_element(after.begin(), after.end());
+}
+
 inline std::vector<int> model_metadata(ScheduleKernelParams const& params) {
   std::vector<ModelPlace> places = model_places(params);
   int longest[2] = {0, 0};  // blocks of a tile: prefill, decode
@@ -90,7 +101,7 @@ inline std::vector<int> model_metadata(ScheduleKernelParams const& params) {
   }
   of_decode.most = longest[1];
   of_all.most = std::max(longest[0], longest[1]);
-  round_up_units(params.few_tiles, places);
+  longest[1] = longest_when_rounded(params.few_tiles, places, longest[1]);
   auto const stride = static_cast<std::size_t>(schedule_stride(params.sequences.batch));
   std::vector<int> order(stride), tiles_until(stride), units_until(stride), facts(stride);
   int tiles = 0;

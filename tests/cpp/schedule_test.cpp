@@ -1717,6 +1717,45 @@ TEST_CASE("schedule: rounded units fit the bounds of calls that may have more ro
   CHECK(rounded > 50);
 }
 
+TEST_CASE("schedule: a bound on parts holds for rounded units, also in a kernel for many queries") {
+  Random random(31);
+  int rounded = 0;
+  for (int i = 0; i < 300; ++i) {
+    Request r;
+    for (int b = pick(random, 1, 12); b > 0; --b) { r.lengths.push_back({1, pick(random, 2'000, 60'000), 60'000}); }
+    std::tie(r.heads_q, r.heads_k) = one_of<std::pair<int, int>>(random, {{8, 1}, {16, 2}, {32, 1}});
+    r.head_dim = 128;
+    r.options.num_splits = pick(random, 2, 9);
+    r.slack = 3;
+    CAPTURE(i);
+    CAPTURE(text_of(r));
+    Call call;
+    make_call(r, call);
+    if (!call.plan.listed || call.plan.kernels.size() != 1) { continue; }
+    for (bool const of_many : {false, true}) {
+      ScheduleParams params = schedule_of(call, call.plan.kernels.front());
+      // That each sequence might have many queries, so that one kernel takes all, does not change its metadata.
+      if (of_many) {
+        params.bound_by_memory = false;
+        params.may_split = params.always_split = true;
+      }
+      Schedule const made(params);
+      if (!made.by_units()) { continue; }
+      int const blocks = ceil_div(r.lengths[static_cast<std::size_t>(made.sequence(0))].k, 128);
+      rounded += made.units_of(0) > blocks;
+      for (int place = 0; place < params.batch; ++place) {
+        int const units = made.units_of(place);
+        int const begin = made.units_before(place) * params.head_groups.divisor;
+        for (int head = 0; units > 0 && head < params.head_groups.divisor; ++head) {
+          TileParts const parts = parts_of_tile(made.chunks(), begin + head * units, begin + (head + 1) * units);
+          CHECK(parts.count <= r.options.num_splits);
+        }
+      }
+    }
+  }
+  CHECK(rounded > 50);
+}
+
 TEST_CASE("clusters: they suffice where no sequence is much longer than the others") {
   struct Step {
     char const* why;

@@ -200,12 +200,15 @@ def metadata(work: Work, call: Call = Call()) -> np.ndarray:
     order = work.order()
     found = np.zeros((4, stride), dtype=np.int64)
     found[0, :size] = order
-    for row, numbers in ((1, work.tiles), (2, in_whole_chunks(work, call))):
+    rounded = in_whole_chunks(work, call)
+    for row, numbers in ((1, work.tiles), (2, rounded)):
         found[row, :size] = np.cumsum(numbers[order])
         found[row, size:] = numbers.sum()
     found[3, 0] = np.sum(~work.decode)
     for place, chosen in ((1, ~work.decode), (2, work.decode)):  # blocks of the longest tile
         found[3, place] = max(work.blocks[chosen & (work.tiles > 0)], default=0)
+    if np.any(rounded != work.sums()):  # its units
+        found[3, 2] = max(rounded)
     assert found.max(initial=0) < 2**31, "more units than metadata can count"
     return np.concatenate([[0], found.ravel()]).astype(np.int32)
 
