@@ -147,6 +147,8 @@ struct Plan {
   bool forces_splits = false;     // by units also where whole tiles fill the grid
   bool decode_first = false;      // of two kernels, on a part of the SMs; otherwise prefill, which leaves it SMs if cut
   int readers_beside_prefill = 0;   // thread blocks of decode that read as fast as all
+  int chunks_beside_decode = 0;     // of prefill in front of decode, so many at least
+  int prefill_at_par = 0;           // of prefill that take as long for a unit each as memory for as many of decode
   int max_splits = 0;               // of a tile; 0: no bound
   int keys_in_l2 = 0;               // of one K/V head
   std::vector<KernelPlan> kernels;  // one, or prefill and decode; the combine kernel follows if any may split and

@@ -61,7 +61,7 @@ enum class Calls : std::uint8_t {
 // without knowing those.
 struct FewReaders {
   int ctas = 1;            // that fit on the card
-  int beside_prefill = 1;  // of these, so many read as fast as all while prefill has the other SMs
+  int beside_prefill = 1;  // so many as slow as the slowest beside prefill read as fast as all
   int cluster = 1;         // of a cluster, if clusters share tiles
   int of_few_tiles = 0;    // that share out units of few tiles, if these are rounded up to whole chunks (FewTiles)
 };

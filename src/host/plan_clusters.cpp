@@ -112,16 +112,36 @@ int ctas_by_schedule(PlanRequest const& request, TileConfig const& tile, int siz
   return alone ? std::min(request.most_ctas(tile), request.available_sms()) : request.most_ctas(tile);
 }
 
+// Thread blocks that read all that memory gives while each reads `bytes` of it in a microsecond. Never more than three
+// quarters: the others are for prefill.
+int readers_of(PlanRequest const& request, TileConfig const& tile, double bytes) {
+  int const most = ceil_div(3 * request.most_ctas(tile), 4);
+  double const sms = std::ceil(request.read_bytes_per_us() / bytes);
+  return sms * tile.per_sm < most ? static_cast<int>(sms) * tile.per_sm : most;
+}
+
 }  // namespace
 
-// Of 132 SMs three quarters on an H200, half on an H100, whose memory is slower: there 1k and 768 queries beside 64
-// single ones on 1k to 8k, 32/8 heads, take 494 us with three quarters of them, 439 with half, and the latter are as
-// good as any number where decode takes most of the time. Never more than three quarters: the others are for prefill.
+// Of 132 SMs 70 on an H200, 48 on an H100, whose memory is slower. 25 steps of prompts beside 32/8 heads of few queries
+// take 0.93 of the time so that they take on an H200 with 99: memory gives as much, and prefill has more SMs
+// (docs/performance-notes.md, step 239).
 int readers_beside_prefill(PlanRequest const& request, TileConfig const& tile) {
-  constexpr double kBytesOfSmPerUs = 45e3;  // beside prefill
-  int const most = ceil_div(3 * request.most_ctas(tile), 4);
-  double const sms = std::ceil(request.read_bytes_per_us() / kBytesOfSmPerUs);
-  return sms * tile.per_sm < most ? static_cast<int>(sms) * tile.per_sm : most;
+  constexpr double kBytesOfSmPerUs = 64e3;
+  return readers_of(request, tile, kBytesOfSmPerUs);
+}
+
+int slow_readers_beside_prefill(PlanRequest const& request, TileConfig const& tile) {
+  constexpr double kBytesOfSlowestPerUs = 45e3;
+  return readers_of(request, tile, kBytesOfSlowestPerUs);
+}
+
+int prefill_at_par(PlanRequest const& request, TileConfig const& few) {
+  // Than alone: 69 random steps take 0.961 of the time so, 0.966 with 1.12 and 0.972 with 1.
+  constexpr double kSlower = 1.25;
+  TileRow const* const row = dense_row(request.tile_row(TileUse::kRagged).tile);
+  if (row == nullptr) { return request.device.sm_count; }
+  double const us_of_block = kSlower * row->cost.block / 1e3;
+  return static_cast<int>(us_of_block * request.read_bytes_per_us() / static_cast<double>(request.bytes_of_block(few)));
 }
 
 FewReaders readers_of_few(Problem problem, DeviceInfo const& device) {
@@ -133,7 +153,7 @@ FewReaders readers_of_few(Problem problem, DeviceInfo const& device) {
   testing::ForcedPlan const forced;
   PlanRequest const request{problem, device, forced};
   TileConfig const tile = request.tile_row(request.decode_use()).tile;
-  FewReaders readers{.ctas = request.most_ctas(tile), .beside_prefill = readers_beside_prefill(request, tile)};
+  FewReaders readers{.ctas = request.most_ctas(tile), .beside_prefill = slow_readers_beside_prefill(request, tile)};
   if (problem.batch_invariant) { return readers; }
   if (request.tiles_of_few() <= readers.ctas) { readers.cluster = widest_cluster(request, tile, tile.per_sm); }
   int const ctas = ctas_by_schedule(request, tile, readers.cluster);

@@ -132,6 +132,10 @@ void leave_clusters_to_schedule(PlanRequest const& request, Plan& plan);
 FewReaders readers_of_few(Problem problem, DeviceInfo const& device);
 // Thread blocks for few queries that read as fast as all while prefill has the other SMs.
 int readers_beside_prefill(PlanRequest const& request, TileConfig const& tile);
+// The same if each were as slow as the slowest of them.
+int slow_readers_beside_prefill(PlanRequest const& request, TileConfig const& tile);
+// Thread blocks for many queries that take as long for a unit each as memory takes to bring as many units of few.
+int prefill_at_par(PlanRequest const& request, TileConfig const& few);
 
 // plan_prefill.cpp
 PrefillChoice choose_prefill(PlanRequest const& request);

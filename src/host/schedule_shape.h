@@ -169,7 +169,9 @@ inline ScheduleParams schedule_params(Plan const& plan, KernelPlan const& kernel
   p.most_units = static_cast<int>(kernel.most_units / head_groups);
   p.ctas_beside = kernel.leaves;
   p.mixed = kernel.tile.calls == Calls::kMixed;
-  p.readers = min_of(plan.readers_beside_prefill, kernel.ctas + kernel.leaves);
+  int const least = kernel.family == KernelFamily::kDecode ? plan.readers_beside_prefill : plan.chunks_beside_decode;
+  p.least_ctas = clamped(least, 1, kernel.ctas + kernel.leaves);
+  p.prefill_at_par = plan.prefill_at_par;
   return p;
 }
 

@@ -88,9 +88,10 @@ struct ScheduleParams {
   ResizedTiles resized;          // of metadata
   int most_tiles = 0;            // bounds for what damaged metadata may claim, of one head group
   int most_units = 0;
-  int ctas_beside = 0;  // that the second kernel has from the start, beside the grid of the first
-  bool mixed = false;   // the kernel is for both classes
-  int readers = 1;      // CTAs of decode that read as fast as all while prefill has the others
+  int ctas_beside = 0;     // that the second kernel has from the start, beside the grid of the first
+  bool mixed = false;      // the kernel is for both classes
+  int least_ctas = 1;      // of the first of two kernels, whatever the other one has to do
+  int prefill_at_par = 1;  // CTAs of prefill that take as long for a unit each as memory takes for as many of decode
 };
 
 // Whether tiles of few queries may be cut, and that pays over `whole`; `places_and_cuts`: the fact of the metadata.
@@ -299,28 +300,27 @@ class Schedule {
                            even, first ? other : 0, params_.mixed ? kWorthCuttingMixed : kWorthCutting);
   }
 
-  // Of the first kernel, as many as leave the other one the SMs on which it ends no later. 128 rows take an SM about as
-  // long for a block of keys as its share of an H200's memory takes to bring the block (of an H100's 1.45 times as
-  // long), so units of both kernels count alike. Decode that goes first has at least the CTAs that read as fast as all:
-  // a wrong estimate costs little, as idle SMs slow no memory, and prefill goes on where decode ends; some more, if
-  // then the last round of tiles is full. Chunks that go first leave decode no more than these: one after the other
-  // both kernels would have their starts, and the last of their tiles, to wait for.
+  // Of the first kernel, as many as leave the other one the SMs on which it ends no later. Decode that goes first has
+  // at least the CTAs that read as fast as all: a wrong estimate costs little, as idle SMs slow no memory, and prefill
+  // goes on where decode ends. Chunks that go first are as many as leave decode no more than three quarters: one after
+  // the other both kernels would have their starts, and the last of their tiles, to wait for.
   HA_HOST_DEVICE constexpr int ctas_beside_other() const {
     bool const is_decode = params_.share == CardShare::kLeaves;
     int const other = is_decode ? clamped(numbers_.units_base, 0, 1 << 30) : units_behind();
     if (other <= 0 || numbers_.units <= 0) { return params_.ctas; }
+    int const of_both = params_.ctas + params_.ctas_beside;
+    // Decode takes as long as memory does, prefill as long as its SMs. Chunks of prefill count units of both alike: 128
+    // rows take an SM about as long for a block of keys as its share of memory takes to bring one.
     long long const both = static_cast<long long>(numbers_.units) + other;
     int const all = is_decode ? numbers_.units : clamped(both, 1, 1 << 30);
+    int const ctas_for_all = is_decode ? params_.prefill_at_par : of_both;
     // No division of 64 bits: it is a call that producers have no registers for.
     int const shift = max_of(0, log2_of(all) - 15);
-    int const of_both = params_.ctas + params_.ctas_beside;
-    auto const share = static_cast<unsigned>(min_of(other, all) >> shift) * static_cast<unsigned>(of_both);
-    int const left = of_both - static_cast<int>(share / static_cast<unsigned>(all >> shift));
-    int const least = is_decode ? params_.readers : of_both - params_.readers;
-    int const ctas = min_of(max_of(max_of(1, least), left), params_.ctas);
-    if (!is_decode || numbers_.by_units || tiles() <= 0) { return ctas; }
-    int const in_full_rounds = ceil_div(tiles(), max_of(1, tiles() / ctas));
-    return in_full_rounds <= ctas + (params_.ctas - ctas) / 2 ? in_full_rounds : ctas;
+    constexpr int kMostOfAll = 16;
+    auto const units = static_cast<unsigned>(min_of(other >> shift, kMostOfAll * (all >> shift)));
+    unsigned const for_other = units * static_cast<unsigned>(ctas_for_all) / static_cast<unsigned>(all >> shift);
+    int const left = of_both - static_cast<int>(for_other);
+    return min_of(max_of(params_.least_ctas, left), params_.ctas);
   }
 
   ScheduleParams const& params_;

@@ -67,9 +67,9 @@ HA_HOST_DEVICE constexpr bool cutting_pays(WholeTiles const& of, int size, int c
 }
 
 // The same of decode beside a kernel that has `prefill` units: it takes SMs, and those that are left read more slowly.
-// Where it is more than an eighth, a tile longer than two CTAs' shares of all is cut, too, if those that it keeps there
-// are done sooner so (on an H200, of which it keeps three quarters): 64 tiles of 16k keys beside a prompt of 2k took
-// 220 us whole and 187 in parts, of 4k keys beside one of 8k 251 and 259.
+// Where it is more than an eighth, a tile longer than two CTAs' shares of all is cut, too, if all are done before one
+// CTA would be that reads it alone, as slowly as the slowest there (on an H200 memory brings what 99 of these read): 64
+// tiles of 16k keys beside a prompt of 2k took 220 us whole and 187 in parts, of 4k keys beside one of 8k 251 and 259.
 HA_HOST_DEVICE constexpr bool cutting_pays_beside(WholeTiles const& of, long long prefill, int size,
                                                   FewReaders const& readers, int enough,
                                                   int cutting = kUnitsOfCutting) {

@@ -272,6 +272,7 @@ struct AttentionTraits {
                 "the warp that loads values would overwrite slots that the one of keys has not handed over");
   static_assert(!kMixed || (kKeys % kSlabRows == 0 && kQueryBuffers == 2 && !kPairs && !kSkips),
                 "its keys are rows of a WGMMA where queries are few, and O of many takes the place of Q");
+  static_assert(!kMixed || kWorkSlots == 2, "the warpgroup that skips a tile is at most one item ahead");
   static_assert(!kPairs || !kSkips,
                 "skip_pairs() and the V behind the first block that is visited go by slots in the "
                 "order of steps");

@@ -1893,14 +1893,15 @@ TEST_CASE("two kernels: decode leaves prefill the SMs that it needs, and keeps t
     return Schedule(schedule_of(call, call.plan.kernels[1])).ctas();
   };
   CHECK(ctas_of_decode(0, 0, 62, 4096, 128) == 132);  // nobody takes what it would leave
-  // 2 x 22 tiles of 1 to 13 units, and 3 more for each, beside 62 of 32, for each K/V head: 29 SMs.
-  CHECK(ctas_of_decode(2, 1024, 62, 4096, 128) == 103);
-  // 22 tiles of 1 to 7 units and 3 beside 32 of 128: 5 SMs, or 4 for two full rounds.
-  CHECK(ctas_of_decode(2, 512, 32, 16384, 128) == 128);
-  CHECK(ctas_of_decode(1, 512, 32, 8192, 128) == 132);  // a tile of prompts for each SM: these go first
-  CHECK(ctas_of_decode(8, 4096, 59, 2048, 128) == 99);  // three quarters; 118 for full rounds would leave too few
-  CHECK(ctas_of_decode(8, 4096, 2, 32768, 128) == 99);  // in parts
-  CHECK(ctas_of_decode(2, 1024, 62, 4096, 64) == 264);  // two decode CTAs share an SM: none would be left
+  // 2 x 22 tiles of 1 to 13 units, and 3 more for each, beside 62 of 32, for each K/V head: 27 SMs, each of which takes
+  // 1.8 us for a unit, while memory brings 122 of decode.
+  CHECK(ctas_of_decode(2, 1024, 62, 4096, 128) == 105);
+  CHECK(ctas_of_decode(2, 512, 32, 16384, 128) == 128);  // 22 tiles of 1 to 7 units and 3 beside 32 of 128
+  CHECK(ctas_of_decode(1, 512, 32, 8192, 128) == 132);   // a tile of prompts for each SM: these go first
+  CHECK(ctas_of_decode(8, 4096, 59, 2048, 128) == 70);   // as many as read what memory gives
+  CHECK(ctas_of_decode(8, 4096, 2, 32768, 128) == 70);   // in parts
+  CHECK(ctas_of_decode(2, 4096, 1, 64, 128) == 70);      // whatever little they have to do
+  CHECK(ctas_of_decode(2, 1024, 62, 4096, 64) == 264);   // two decode CTAs share an SM: none would be left
 }
 
 TEST_CASE("units: rise with the blocks of a causal sequence's tiles, and are as many as the schedule counts") {
@@ -2692,7 +2693,7 @@ TEST_CASE("cutting_pays_beside: prefill that takes much of the card leaves decod
   CHECK(!cutting_pays_beside(longer, 40'000, 1, readers, enough));
   WholeTiles const few{8, 8 * 256, 256};
   CHECK(cutting_pays_beside(few, 0, 1, readers, enough));  // as without prefill
-  // 67 CTAs, which suffice for slower memory, are no sooner done with parts than 64 with whole tiles.
+  // What 67 CTAs read, which is all of slower memory, is no sooner there in parts than to 64 with whole tiles.
   CHECK(!cutting_pays_beside(of, 4'000, 1, {.ctas = 132, .beside_prefill = 67}, enough));
 }
 
