@@ -13,15 +13,18 @@ namespace {
 
 // Rounds of tiles of few and of many queries for which there is a kernel for both. With more of few, an item of that
 // kernel costs more than another kernel, with more of many, larger tiles are faster: 2k queries beside 8 on 16k, 32/8
-// heads, four rounds of many, take 216 us so and 185 in two kernels (docs/performance-notes.md, step 237).
+// heads, four rounds of many, take 216 us so and 185 in two kernels (docs/performance-notes.md, step 237). Where
+// prompts have more than a round, decode would go first with half of the SMs, and so be late with more than a round of
+// its own.
 struct MixedRounds {
   double few;
+  double few_beside_rounds;  // where prompts have more than one
   double many;
 };
-constexpr MixedRounds kMixedRounds{1, 3};
+constexpr MixedRounds kMixedRounds{1, 2, 3};
 // Where two blocks of decode share an SM, one reads little more than half as fast, and tiles of 192 rows have blocks of
 // as many keys.
-constexpr MixedRounds kMixedRoundsOfPairs{1, 0.5};
+constexpr MixedRounds kMixedRoundsOfPairs{1, 1, 0.5};
 
 // A sequence of the decode kernel is one tile; of the others each may end with a tile that is not full, and resized
 // ones may be one more. `queries`: of a tile, and of one that metadata count.
@@ -223,9 +226,10 @@ TileRow const* mixed_row(PlanRequest const& request) {
   if (row == nullptr || !problem.ragged || problem.batch <= 1 || problem.num_splits != 0) { return nullptr; }
   bool const pairs = request.tile_row(request.decode_use()).tile.per_sm > 1;
   MixedRounds const& most = pairs ? kMixedRoundsOfPairs : kMixedRounds;
-  int const sms = request.device.sm_count;
-  bool const fits = static_cast<double>(request.tiles_of_few()) <= most.few * sms &&
-                    static_cast<double>(request.full_tiles(row->tile, problem.batch)) <= most.many * sms;
+  double const sms = request.device.sm_count;
+  double const few = static_cast<double>(request.tiles_of_few()) / sms;
+  double const many = static_cast<double>(request.full_tiles(row->tile, problem.batch)) / sms;
+  bool const fits = many <= most.many && few <= (many > 1 ? most.few_beside_rounds : most.few);
   return fits ? row : nullptr;
 }
 

@@ -1582,6 +1582,16 @@ TEST_CASE("plan: one kernel for prompts and single queries, where tiles are few,
   };
   CHECK(is_mixed([](Problem&) {}));  // 128 tiles of few queries, of 132 SMs, and 80 of prompts
   CHECK_FALSE(is_mixed([](Problem& q) { q.batch = 17; }));
+  auto const beside_a_round = [](int batch, int more) {  // 17 x 32 queries are 136 tiles
+    return [=](Problem& q) {
+      q.batch = batch;
+      q.total_q = batch + 16 * 32 + more;
+    };
+  };
+  CHECK_FALSE(is_mixed(beside_a_round(17, 0)));
+  CHECK(is_mixed(beside_a_round(17, 32)));
+  CHECK(is_mixed(beside_a_round(33, 32)));  // two rounds of few
+  CHECK_FALSE(is_mixed(beside_a_round(34, 32)));
   CHECK(is_mixed([](Problem& q) { q.total_q = 16 + 49 * 32; }));
   CHECK_FALSE(is_mixed([](Problem& q) { q.total_q = 17 + 49 * 32; }));  // 400 tiles in more than three rounds
   // Two blocks of decode share an SM: a round of few and half a one of many.
