@@ -281,9 +281,11 @@ void choose_order(PlanRequest const& request, Plan& plan) {
   // Prompts have all queries but one of each sequence.
   std::int64_t const prompts = request.full_tiles(plan.kernels[0].tile, request.problem.batch);
   plan.decode_first = fills_sm && prompts > request.device.sm_count;
-  plan.readers_beside_prefill = readers_beside_prefill(request, plan.kernels[1].tile);
-  plan.chunks_beside_decode =
-      request.most_ctas(plan.kernels[0].tile) - slow_readers_beside_prefill(request, plan.kernels[1].tile);
+  int const slow_readers = slow_readers_beside_prefill(request, plan.kernels[1].tile);
+  // Parts that do not depend on the batch count as one unit whatever they have, as whole tiles of prefill do.
+  plan.readers_beside_prefill =
+      plan.fixed_splits ? slow_readers : readers_beside_prefill(request, plan.kernels[1].tile);
+  plan.chunks_beside_decode = request.most_ctas(plan.kernels[0].tile) - slow_readers;
   plan.prefill_at_par = prefill_at_par(request, plan.kernels[1].tile);
   if (!plan.decode_first) { leave_sms_to_decode(request, plan.kernels[0], prompts); }
   because(plan, "order",
