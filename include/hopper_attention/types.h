@@ -75,6 +75,7 @@ struct TileConfig {
   int stages = 0;      // slots of the ring that K and V blocks share
   int per_sm = 1;      // thread blocks that share an SM
   Calls calls = Calls::kAll;
+  int slab_keys = 0;  // of tiles with one block: those that 64 rows read of it, from the first that they see. 0: of any
 
   friend bool operator==(TileConfig const&, TileConfig const&) = default;
 };

@@ -154,6 +154,8 @@ void bind_tile(nb::module_& module) {
       .def_ro("head_dim", &TileConfig::head_dim)
       .def_ro("head_dim_v", &TileConfig::head_dim_v)
       .def_ro("stages", &TileConfig::stages)
+      .def_ro("slab_keys", &TileConfig::slab_keys,
+              "Of a tile with one block: the keys that 64 rows read of it. 0: tiles have several blocks.")
       .def_prop_ro(
           "calls", &calls_text,
           "What its kernel has the code for: 'all' calls, all with softcap ('capped'), all without it\n"

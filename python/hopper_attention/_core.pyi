@@ -75,6 +75,12 @@ class Tile:
     def stages(self) -> int: ...
 
     @property
+    def slab_keys(self) -> int:
+        """
+        Of a tile with one block: the keys that 64 rows read of it. 0: tiles have several blocks.
+        """
+
+    @property
     def calls(self) -> str:
         """
         What its kernel has the code for: 'all' calls, all with softcap ('capped'), all without it

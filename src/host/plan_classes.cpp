@@ -207,9 +207,18 @@ bool may_have_classes(PlanRequest const& request) {
   if (few_rows_use(problem.head_dim, problem.head_dim_v, request.scheduled_packing()) != TileUse::kFewRows) {
     return false;
   }
+  // Tiles so short that few more of them take no longer than a second kernel.
+  TileRow const* const window = window_row(request);
+  if (window != nullptr && us_of_few_along(request, *window) <= kSecondStartsUs) { return false; }
   TileRow const* const paired = special_row(request, TileUse::kPaired);
   return paired != nullptr && special_row(request, TileUse::kSmallGrid) != nullptr &&
          tiles_have_ranks(problem, paired->tile, request.scheduled_packing());
+}
+
+// Of tiles of prompts that are not shared.
+TileRow const& whole_row(PlanRequest const& request) {
+  TileRow const* const window = window_row(request);
+  return window != nullptr ? *window : *special_row(request, TileUse::kSmallGrid);
 }
 
 }  // namespace
@@ -223,14 +232,15 @@ std::optional<ClassesChoice> choose_classes(PlanRequest const& with_margin) {
   PlanRequest const request{problem, with_margin.device, with_margin.forced};
   Step const step(request);
   int const sms = request.device.sm_count;
-  TileRow const& whole = *special_row(request, TileUse::kSmallGrid);
+  TileRow const& whole = whole_row(request);
   TileRow const& shared = *special_row(request, TileUse::kPaired);
   std::int64_t const tiles = step.tiles_of_prompt(whole.tile);
   if (tiles > sms) { return std::nullopt; }
 
   bool const has_few = !queries_are_known(problem);
+  bool const one_block = has_one_block(whole.tile);  // which nobody shares
   std::vector<int> sizes{1};
-  sizes.insert(sizes.end(), std::begin(kPairClusters), std::end(kPairClusters));
+  if (!one_block) { sizes.insert(sizes.end(), std::begin(kPairClusters), std::end(kPairClusters)); }
   std::optional<ClassesChoice> best;
   double least_product = std::numeric_limits<double>::infinity();
   double us_of_many = 0;  // what prompts of the best take of all SMs, with as many keys as there may be
@@ -263,6 +273,7 @@ std::optional<ClassesChoice> choose_classes(PlanRequest const& with_margin) {
   if (!best) { return best; }
   bool const beside_turns = us_of_many <= kMostBesideTurns * step.us_of_memory(kSupposed[0]);
   if (step.takes_turns() && !beside_turns) { return std::nullopt; }
+  if (one_block) { return best; }
   double product_of_one = 1;
   for (Supposed const& supposed : kSupposed) { product_of_one *= step.us_of_one_kernel(shared, supposed); }
   auto const mean = [](double product) { return std::pow(product, 1.0 / kSupposed.size()); };
@@ -279,7 +290,7 @@ void plan_classes(PlanRequest const& request, Plan& plan, ClassesChoice const& c
   TileRow const& shared = *special_row(request, TileUse::kPaired);
   std::int64_t const at_once = Step(request).tiles_at_once(shared.tile);
   KernelPlan& many = choice.blocks_of_many > 1 ? add_pairs(request, plan, shared, choice.blocks_of_many, at_once)
-                                               : add_in_order(request, plan, TileUse::kSmallGrid, at_once);
+                                               : add_in_order(request, plan, whole_row(request).use, at_once);
   choose_workspace(request.problem, plan);
   if (!choice.has_few) { return; }
   many.least_queries = most_queries + 1;

@@ -73,7 +73,10 @@ int tile_ns(Problem const& problem, TileRow const& row, Packing const& packing, 
     std::int64_t const all = blocks_of_slabs * cost.block / slabs_of(row.tile) + cost.tile;
     return static_cast<int>(std::min<std::int64_t>(all, std::numeric_limits<int>::max()));
   };
-  if (!slabs_skip_blocks(row.tile)) { return ns(std::int64_t{slabs_of(row.tile)} * range.blocks()); }
+  if (!slabs_skip_blocks(row.tile)) {
+    int const slabs = ceil_div(queries.last + 1 - queries.first, packing.queries_per_slab);  // that are not idle
+    return ns(std::int64_t{slabs} * range.blocks());
+  }
   std::int64_t blocks = 0;  // of slabs
   for (int slab = 0; slab < slabs_of(row.tile); ++slab) {
     QueryRange const rows = queries_of_slab(packing, queries, slab);
@@ -162,6 +165,7 @@ Candidate candidate(PlanRequest const& request, TileRow const& row, int packed_h
 
 // What candidates are compared by.
 double expected_us(PlanRequest const& request, Candidate const& candidate) {
+  if (candidate.row == nullptr) { return std::numeric_limits<double>::infinity(); }
   bool const skips = slabs_skip_blocks(candidate.row->tile) && request.problem.mask.right != kUnlimited;
   return candidate.us * (candidate.packed_heads > 1 && skips ? kPackedShare : 1.0);
 }
@@ -175,7 +179,7 @@ std::vector<TileRow const*> candidate_rows(PlanRequest const& request) {
   for (TileRow const& row : kTiles) {
     bool const fits = row.tile.head_dim == first.head_dim && row.tile.head_dim_v == first.head_dim_v;
     bool const of_use = row.use == TileUse::kDense || row.use == TileUse::kPaired ||
-                        (row.use == TileUse::kDecode && row.cost != kUnknownCost);
+                        (row.use == TileUse::kDecode && row.cost != kUnknownCost && !request.has_short_prompts());
     if (of_use && fits) { rows.push_back(&row); }
   }
   return rows;
@@ -228,6 +232,8 @@ Candidate choose_tile(PlanRequest const& request, Plan& plan, std::vector<TileRo
   for (int const packed_heads : candidate_packings(request)) {
     Candidate best_here;
     for (TileRow const* const row : rows) {
+      bool const holds = !has_one_block(row->tile) || one_block_holds(row->tile, problem.mask, packed_heads);
+      if (!holds) { continue; }
       Candidate const found = candidate(request, *row, packed_heads);
       if (std::isinf(found.us) && rows.size() > 1) { continue; }  // pairs that are not for such a call
       others += concat(others.empty() ? "" : ", ", row->tile.rows, "x", row->tile.keys,
@@ -235,9 +241,11 @@ Candidate choose_tile(PlanRequest const& request, Plan& plan, std::vector<TileRo
                        microseconds(expected_us(request, found)));
       if (is_better(found, best_here)) { best_here = found; }
     }
-    if (is_better(best_here, best)) { best = best_here; }
+    if (expected_us(request, best_here) < expected_us(request, best)) { best = best_here; }
     best_of_packing.push_back(best_here);
   }
+  require(best.row != nullptr, "tile: its only block does not hold what the mask leaves: ", request.forced.tile,
+          " was forced");
   TileConfig const& tile = best.row->tile;
   plan.packed_heads = best.packed_heads;
   because(plan, "tile", tile, ": ",

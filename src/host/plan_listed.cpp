@@ -142,7 +142,7 @@ KernelPlan& choose_kernel(PlanRequest const& request, Plan& plan, TileUse use, b
   KernelPlan kernel{family, row->tile, request.most_ctas(row->tile), threads_of(row->tile)};
   TileShape const shape = tile_shape(kernel.tile, plan.packed_heads, plan.fixed_splits);
   bool const resized = problem.ragged && (use == TileUse::kSmallGrid || use == TileUse::kSmallParts ||
-                                          use == TileUse::kMixed || use == TileUse::kShort);
+                                          use == TileUse::kMixed || use == TileUse::kShort || use == TileUse::kWindow);
   // As metadata count them.
   TileShape const counted =
       resized ? tile_shape(request.tile_row(TileUse::kRagged).tile, plan.packed_heads, false) : shape;
@@ -274,13 +274,14 @@ void leave_sms_to_decode(PlanRequest const& request, KernelPlan& prefill, std::i
 }
 
 // Decode is bound by memory, which it does not need all SMs for. So it may go first, where one of its blocks takes a
-// whole SM, and prefill beside it on what it leaves. Not where prefill has one round of tiles, or of chunks of equal
-// work: these would begin at two times, and decode, with two or three rounds of its own, has fewer blocks for them.
+// whole SM or all of its tiles are short, and prefill beside it on what it leaves. Not where prefill has one round of
+// tiles, or of chunks of equal work: these would begin at two times, and decode, with two or three rounds of its own,
+// has fewer blocks for them.
 void choose_order(PlanRequest const& request, Plan& plan) {
   bool const fills_sm = plan.kernels[1].tile.per_sm == 1;
   // Prompts have all queries but one of each sequence.
   std::int64_t const prompts = request.full_tiles(plan.kernels[0].tile, request.problem.batch);
-  plan.decode_first = fills_sm && prompts > request.device.sm_count;
+  plan.decode_first = (fills_sm || !plan.kernels[1].may_split) && prompts > request.device.sm_count;
   int const slow_readers = slow_readers_beside_prefill(request, plan.kernels[1].tile);
   // Parts that do not depend on the batch count as one unit whatever they have, as whole tiles of prefill do.
   plan.readers_beside_prefill =
@@ -309,7 +310,8 @@ void plan_listed(PlanRequest const& request, Plan& plan, PrefillChoice const& ch
   PrefillChoice prefill = choose_scheduled(request, choice);
   bool const forced = plan.fixed_splits || request.forced.num_splits >= 2;
   bool const splits = request.problem.num_splits != 1 || forced;
-  bool const one_split = plan.fixed_splits && fits_one_split(request, request.tile_row(request.decode_use()).tile);
+  TileRow const& few = request.tile_row(request.decode_use());
+  bool const one_split = plan.fixed_splits && fits_one_split(request, few.tile);
   if (request.decodes()) {
     add_decode_kernels(request, plan, splits && !one_split && (forced || !whole_tiles_suffice(request)));
   } else {
@@ -329,7 +331,9 @@ void plan_listed(PlanRequest const& request, Plan& plan, PrefillChoice const& ch
                   : std::string("one: sequences with few queries are too few, and too short, for another"));
     }
     if (beside_decode) {
-      add_decode_kernels(request, plan, splits && !one_split);
+      // Those of a short window are not worth a combine kernel.
+      bool const all_short = request.blocks_of_tile(few.tile) <= kMostBlocksOfShortTile;
+      add_decode_kernels(request, plan, splits && !one_split && (forced || !all_short));
       choose_order(request, plan);
       explain_grid_beside_decode(plan);
     }

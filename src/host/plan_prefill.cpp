@@ -21,6 +21,8 @@ constexpr int kMergeBlocks = 16;
 constexpr double kIdleKernelsUs = 12;
 // What a tile for many queries may take that has few, and is not cut, or half as long as the call if that is more.
 constexpr double kMostUsAlong = 40;
+// Of a tile of one query that is computed among windows of one block: until the scheduler warp has found the next one.
+constexpr double kUsOfDrawnTile = 6;
 // Of the keys that sequences may have, what those that are not known have at least in the mean, as is supposed.
 constexpr double kLeastShareOfKeys = 0.25;
 // Rounds of whole tiles of few sequences that need no schedule. Of one sequence, in 2.6 rounds, blocks of one tile each
@@ -163,6 +165,23 @@ PrefillChoice choose_equal_parts(PlanRequest const& request, PrefillChoice const
   return best;
 }
 
+// The row of another tile than the usual one, for the same head dims: nullptr if there is none, or it is not to be
+// taken.
+TileRow const* other_row(PlanRequest const& request, TileUse use) {
+  Problem const& problem = request.problem;
+  TileConfig const& usual = request.tile_row(TileUse::kRagged).tile;
+  TileRow const* const row = find_tile(problem.head_dim, problem.head_dim_v, use);
+  bool const fits = row != nullptr && row->tile.head_dim == usual.head_dim && row->tile.head_dim_v == usual.head_dim_v;
+  bool const taken = fits && problem.softcap == 0.0F && request.forced.num_splits < 2;
+  return taken && request.allows(row->tile) ? row : nullptr;
+}
+
+// Of a tile for many queries that has few.
+double us_of_tile_along(PlanRequest const& request, TileRow const& row) {
+  double const us = us_of_tile(row, static_cast<double>(request.most_keys_of_tile(row.tile)));
+  return has_one_block(row.tile) ? std::max(us, kUsOfDrawnTile) : us;
+}
+
 }  // namespace
 
 std::int64_t keys_of_full_tile(PlanRequest const& request, TileConfig const& tile) {
@@ -176,12 +195,13 @@ double us_of_tile(TileRow const& row, double keys) {
 }
 
 TileRow const* special_row(PlanRequest const& request, TileUse use) {
-  Problem const& problem = request.problem;
-  TileConfig const& usual = request.tile_row(TileUse::kRagged).tile;
-  TileRow const* const row = find_tile(problem.head_dim, problem.head_dim_v, use);
-  bool const fits = row != nullptr && row->tile.head_dim == usual.head_dim && row->tile.head_dim_v == usual.head_dim_v;
-  bool const taken = fits && problem.softcap == 0.0F && !problem.batch_invariant && request.forced.num_splits < 2;
-  return taken && request.allows(row->tile) ? row : nullptr;
+  return request.problem.batch_invariant ? nullptr : other_row(request, use);
+}
+
+TileRow const* window_row(PlanRequest const& request) {
+  TileRow const* const row = other_row(request, TileUse::kWindow);
+  bool const holds = row != nullptr && one_block_holds(row->tile, request.problem.mask, request.scheduled_packing());
+  return holds ? row : nullptr;
 }
 
 bool queries_are_known(Problem const& problem) {
@@ -236,6 +256,7 @@ PrefillChoice choose_prefill(PlanRequest const& request) {
   bool const with_pages = problem.keys == KeyLayout::kPaged;
   PrefillChoice choice{may_split || with_pages ? TileUse::kRagged : TileUse::kWhole, may_split};
   if (request.many_use() == TileUse::kCapped) { choice.use = TileUse::kCapped; }
+  if (TileRow const* const window = window_row(request)) { return {window->use, false}; }
   // Not where tiles may be cut, which depends on max_seqlen_q.
   bool const whole = choice.use == TileUse::kWhole && !asks_for_splits;
   TileRow const* const narrow = whole ? special_row(request, TileUse::kShort) : nullptr;
@@ -259,8 +280,7 @@ PrefillChoice choose_scheduled(PlanRequest const& request, PrefillChoice const& 
   return is_small && may_cut ? PrefillChoice{parts->use, true} : choice;
 }
 
-bool takes_few_queries_along(PlanRequest const& request, PrefillChoice const& choice) {
-  if (choice.may_split || request.forces_tile()) { return false; }
+double us_of_few_along(PlanRequest const& request, TileRow const& row) {
   Problem const& problem = request.problem;
   // Sequences without which there could not be so many rows.
   int const most_rows = request.tile_row(request.decode_use()).tile.rows;
@@ -268,10 +288,14 @@ bool takes_few_queries_along(PlanRequest const& request, PrefillChoice const& ch
   std::int64_t const others =
       problem.packed_q ? std::max<std::int64_t>(0, problem.total_q - of_few) / max_of(1, problem.seqlen_q) : 0;
   std::int64_t const few = std::max<std::int64_t>(0, problem.batch - others) * request.scheduled_groups();
+  return us_of_tile_along(request, row) * static_cast<double>(few) / request.device.sm_count;
+}
+
+bool takes_few_queries_along(PlanRequest const& request, PrefillChoice const& choice) {
+  if (choice.may_split || request.forces_tile()) { return false; }
   TileRow const& row = request.tile_row(choice.use);
-  double const us_of_few = us_of_tile(row, static_cast<double>(request.most_keys_of_tile(row.tile)));
-  bool const ends_early = us_of_few <= std::max(kMostUsAlong, us_of_unknown_tiles(request, row) / 2);
-  return ends_early && us_of_few * static_cast<double>(few) / request.device.sm_count <= kIdleKernelsUs;
+  double const most_us = std::max(kMostUsAlong, us_of_unknown_tiles(request, row) / 2);
+  return us_of_tile_along(request, row) <= most_us && us_of_few_along(request, row) <= kIdleKernelsUs;
 }
 
 bool needs_no_schedule(PlanRequest const& request, PrefillChoice const& choice) {

@@ -42,6 +42,19 @@ std::int64_t PlanRequest::bytes_together(std::int64_t kv_bytes, double most_of_l
   return std::max(fitting, std::min(of_l2(most_of_l2), device.sm_count / kBlocksOfHead * kv_bytes));
 }
 
+bool PlanRequest::has_short_prompts() const {
+  constexpr int kShortForSomeRows = 64;
+  constexpr int kShort = 1024;
+  TileRow const* const row = find_tile(problem.head_dim, problem.head_dim_v, TileUse::kDecode);
+  bool const alone = row != nullptr && row->tile.per_sm == 1;
+  bool const many = tiles_of_few() > device.sm_count;
+  bool const is_forced = forces_tile() || forced.cluster != 0 || forced.num_splits != 0;
+  if (!alone || !many || is_forced || problem.batch_invariant || problem.softcap != 0.0F) { return false; }
+  std::int64_t const rows = rows_of_sequence();
+  std::int64_t const keys = most_keys_of_queries(problem.seqlen_q);
+  return rows > kMostSomeRows ? keys <= kShort : rows > kMostFewRows && keys <= kShortForSomeRows;
+}
+
 // The tile of a sequence must not depend on the others where its bits must not.
 TileUse PlanRequest::decode_use() const {
   if (problem.batch_invariant && rows_of_sequence() > kMostFewRows) { return TileUse::kDecode; }

@@ -59,7 +59,11 @@ struct PlanRequest {
 
   // Few enough queries that one slab holds those of all heads of a K/V head.
   std::int64_t rows_of_sequence() const { return std::int64_t{problem.seqlen_q} * scheduled_packing(); }
-  bool decodes() const { return rows_of_sequence() <= kSlabRows; }
+  bool decodes() const { return rows_of_sequence() <= kSlabRows && !has_short_prompts(); }
+  // Sequences with more rows than the tiles for few queries that read fast hold, on so few keys that what a tile takes
+  // beside them counts. A tile of 64 rows that has an SM for itself computes, starts and ends one after the other: 256
+  // sequences of 64 queries and keys, 16 heads, d128, 144 us, by a tile of 128x128 86; on 1k 578 and 542.
+  bool has_short_prompts() const;
   TileUse decode_use() const;
   // Whether some sequences may have so few query rows that they take another tile than decode_use(), since their tile
   // must not depend on how many others may have.
@@ -148,6 +152,9 @@ void plan_in_order(PlanRequest const& request, Plan& plan, PrefillChoice const& 
 KernelPlan& add_in_order(PlanRequest const& request, Plan& plan, TileUse use, std::int64_t at_once = kMaxTiles);
 // Of a use that a head dim need not have; nullptr if it has none or it must not be taken.
 TileRow const* special_row(PlanRequest const& request, TileUse use);
+// That of tiles with one block, if it holds what the mask leaves to a tile. It depends neither on other sequences nor
+// on bounds, so that it is for batch_invariant, too.
+TileRow const* window_row(PlanRequest const& request);
 // Keys that a full tile of a packed q may see, whatever max_seqlen_q is.
 std::int64_t keys_of_full_tile(PlanRequest const& request, TileConfig const& tile);
 // Microseconds of a tile that sees `keys`.
@@ -157,6 +164,8 @@ bool whole_tiles_fill_grid(PlanRequest const& request);
 // Whether so few sequences may have few queries, on so few keys, that tiles for many take less time for these than
 // further kernels.
 bool takes_few_queries_along(PlanRequest const& request, PrefillChoice const& choice);
+// What they take of all SMs in such tiles.
+double us_of_few_along(PlanRequest const& request, TileRow const& row);
 // How many queries each sequence has is known without reading a length, but for rows of a packed q that belong to none.
 bool queries_are_known(Problem const& problem);
 // For sequences that are all alike: what the kernels would decide.

@@ -71,6 +71,14 @@ HA_HOST_DEVICE constexpr SlabRange slab_range(BlockRange const& tile, MaskParams
           sees ? end : tile.end};
 }
 
+// Where in a tile's only block the slab that begins with query `row` begins to read: at the first key that it sees, but
+// with as many rows behind it as its products read, for which it may begin at `most`.
+HA_HOST_DEVICE constexpr int first_key_of_slab(BlockRange const& tile, MaskParams const& mask, int row, SeqlenQK len,
+                                               int most) {
+  int const first = visible({.left = mask.left}, row, len).begin - tile.origin;
+  return min_of(max_of(first, 0), most);
+}
+
 // Whether a tile is computed in turns by the warpgroups of its slabs, of which the first skips most. Not where a large
 // share of the blocks is skipped: who computes would wait for others that are still at the end of the tile before.
 HA_HOST_DEVICE constexpr bool is_in_turns(BlockRange const& tile, SlabRange const& first_slab, int slabs) {

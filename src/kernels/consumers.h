@@ -110,11 +110,12 @@ __device__ __forceinline__ void consume(AttentionParams const& params, typename 
   CollectiveEpilogue<Traits> const epilogue{params, shared, warpgroup, thread};
   ClusterMerge<Traits> merge(params, shared, thread);
   TileExchange<Traits> exchange(params, shared, warpgroup);
-  constexpr bool kItemInRegisters = Traits::kHeadDimV <= 192;  // wider heads have none left
+  // Wider heads have none left, nor has a block of more keys.
+  constexpr bool kItemInRegisters = Traits::kHeadDimV <= 192 && !Traits::kOneBlock;
   constexpr bool kTwoBuffers = Traits::kQueryBuffers == 2;
   constexpr bool kOutputInRing = Traits::kOutputSlots > 0;
 
-  cute::Tensor tSrS = partition_fragment_C(typename Traits::MmaQk{}, Shape<Int<kSlabRows>, Int<Traits::kKeys>>{});
+  cute::Tensor tSrS = partition_fragment_C(typename Traits::MmaQk{}, Shape<Int<kSlabRows>, Int<Traits::kSlabKeys>>{});
   cute::Tensor tOrO = partition_fragment_C(typename Traits::MmaPv{}, Shape<Int<kSlabRows>, Int<Traits::kHeadDimV>>{});
   start_role<Traits>(params);
   turns.setup();
@@ -139,12 +140,19 @@ __device__ __forceinline__ void consume(AttentionParams const& params, typename 
   };
 
   WorkState<Traits> items;
+  // Whether this warpgroup's slab lies behind the tile's last query. Of 192 rows, sequences of 32 queries have one that
+  // does not.
+  auto const is_idle = [&](TileWork const& item) __attribute__((always_inline)) {
+    return Traits::kMayIdle && lies_behind(item, warpgroup, params.packing.queries_per_slab);
+  };
   // What this warpgroup's slab visits of an item.
   auto const slab_of = [&](WorkState<Traits> const& item) __attribute__((always_inline)) {
     if constexpr (Traits::kSkips) {
       return shared.slabs[item.slot][warpgroup];
     } else {
-      return shared.work[item.slot].range.of_all_slabs();
+      SlabRange all = shared.work[item.slot].range.of_all_slabs();
+      if (is_idle(shared.work[item.slot])) { all.end = all.begin; }
+      return all;
     }
   };
   auto const takes_turns = [&](WorkState<Traits> const& item) __attribute__((always_inline)) {
@@ -187,6 +195,7 @@ __device__ __forceinline__ void consume(AttentionParams const& params, typename 
     TileWork const& now = kItemInRegisters ? at_start : *work;
     SlabRange const visited = slab_of(items);
     auto const in_turns = takes_turns(items);
+    if constexpr (Traits::kOneBlock) { forget(tSrS); }
     if constexpr (!Traits::kScoresEarly) {
       begin(now, visited, in_turns);
       mainloop.wait_first_scores(tSrS);
@@ -203,7 +212,7 @@ __device__ __forceinline__ void consume(AttentionParams const& params, typename 
       clear(tOrO);
       after_tile_before();
       after_scores();
-      if (Traits::kSkips && !finished.range.empty()) { mainloop.skip_tile(finished, in_turns, read); }
+      if (Traits::kMayIdle && !finished.range.empty()) { mainloop.skip_tile(finished, in_turns, read); }
     }
     is_first = false;
     ++q;
@@ -228,7 +237,7 @@ __device__ __forceinline__ void consume(AttentionParams const& params, typename 
       if constexpr (Traits::kPaired) {
         if (finished.in_cluster) { here = exchange(softmax, tOrO); }
       }
-      if (!here.empty()) {
+      if (!here.empty() && !is_idle(finished)) {
         epilogue.store(finished, slab, softmax, tOrO, here);
       } else {
         sync_warpgroup(warpgroup);  // no warp multiplies by Q any more

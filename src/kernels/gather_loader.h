@@ -69,7 +69,7 @@ class GatherLoader {
     Pages next = pages_of(work, last);
     for (int n = last; n >= work.range.begin; --n) {
       Pages const pages = next;
-      next = pages_of(work, n - 1);  // long before they are needed
+      if constexpr (!Traits::kOneBlock) { next = pages_of(work, n - 1); }  // long before they are needed
       State const k = Order::k_alone(write, n == last);
       copy_block<Traits::kHeadDim, Traits::kSlabColumns>(params.pages.k, work, n, pages, k);
     }
@@ -82,7 +82,7 @@ class GatherLoader {
     State v;
     for (int n = work.range.end - 1; n >= work.range.begin; --n) {
       Pages const pages = next;
-      next = pages_of(work, n - 1);
+      if constexpr (!Traits::kOneBlock) { next = pages_of(work, n - 1); }
       v = Order::v_alone(write, n == work.range.begin);
       copy_block<Traits::kHeadDimV, Traits::kSlabColumnsV>(params.pages.v, work, n, pages, v);
     }

@@ -32,6 +32,14 @@ __device__ __forceinline__ void gemm_async(Mma& mma, A const& a, B const& b, C& 
   warpgroup_fence_operand(c);
 }
 
+// Ends the life of what an accumulator holds: its next product begins at 0, which the compiler does not see. Registers
+// of S are then free for P and O.
+template <class Accumulator>
+__device__ __forceinline__ void forget(Accumulator& acc) {
+  CUTE_UNROLL
+  for (int i = 0; i < size(acc); ++i) { asm("" : "=f"(acc(i))); }
+}
+
 // What a block needs between S and the softmax. Kinds are types and not branches: a branch while WGMMAs are in flight
 // makes ptxas wait for them first, and the softmax would not run under O += P V (0.90 of FlashAttention-3's speed
 // instead of 1.0).
@@ -100,6 +108,7 @@ struct CollectiveMainloop {
     skip_slot(read);
     skip_pairs(work.range.blocks() - 1, in_turns, read);
     skip_slot(read);
+    if constexpr (Traits::kOneBlock) { skip_turn(in_turns); }
   }
 
   // Where O takes slots of the ring, they follow the tile's keys and values. This warpgroup's part of them, once nobody
@@ -146,7 +155,9 @@ struct CollectiveMainloop {
       }
       wait(read);
     }
-    gemm_async<GMMA::ScaleOut::Zero>(mma_qk, queries(thread_qk, buffer), keys(thread_qk)(_, _, _, read.slot), tSrS);
+    seen.first_of_slab = first_key(work);
+    gemm_async<GMMA::ScaleOut::Zero>(mma_qk, queries(thread_qk, buffer),
+                                     keys(thread_qk, seen.first_of_slab)(_, _, _, read.slot), tSrS);
     asm volatile("" : "+r"(rows.first_query), "+r"(rows.slab_row));  // or the limits would be taken before the product
     seen.complete(params.mask, work.sequence.len, params.packing, rows);
     return seen;
@@ -166,16 +177,17 @@ struct CollectiveMainloop {
                                       ThreadKeys const& seen, int buffer, State& read, Softmax& softmax, Scores& tSrS,
                                       Output& tOrO, AfterFirst after_first, AfterScores after_scores) const {
     // (Dv, keys, slots)
-    cute::Tensor sVt = make_tensor(make_smem_ptr(shared.slot(Traits::kPairs ? 1 : 0)), typename Traits::LayoutVt{});
+    Element* const values = shared.slot(Traits::kPairs ? 1 : 0) + seen.first_of_slab * Traits::kSlabColumnsV;
+    cute::Tensor sVt = make_tensor(make_smem_ptr(values), typename Traits::LayoutVt{});
 
     typename Traits::MmaQk mma_qk;
     typename Traits::MmaPv mma_pv;
     auto const thread_qk = mma_qk.get_thread_slice(thread);
     auto const thread_pv = mma_pv.get_thread_slice(thread);
-    cute::Tensor tSrQ = queries(thread_qk, buffer);                         // (MMA, 1, D / 16)
-    cute::Tensor tSrK = keys(thread_qk);                                    // (MMA, 1, D / 16, slots)
-    cute::Tensor tOrV = thread_pv.partition_fragment_B(sVt);                // (MMA, 1, keys / 16, slots)
-    cute::Tensor tOrP = make_tensor<Element>(operand_view(tSrS).layout());  // (8, 1, keys / 16)
+    cute::Tensor tSrQ = queries(thread_qk, buffer);               // (MMA, 1, D / 16)
+    cute::Tensor tSrK = keys(thread_qk, seen.first_of_slab);      // (MMA, 1, D / 16, slots)
+    cute::Tensor tOrV = thread_pv.partition_fragment_B(sVt);      // (MMA, 1, keys / 16, slots)
+    cute::Tensor tOrP = make_tensor<Element>(operand_of_slab());  // (8, 1, keys / 16)
 
     ThreadRows const rows = thread_rows(work);
 
@@ -184,16 +196,26 @@ struct CollectiveMainloop {
       if constexpr (kind.kCapped) {
         apply_softcap<kRoomForSoftcap && !kind.kMasked ? 4 : 1>(scores, params.softmax.softcap_inner);
       }
-      if constexpr (kind.kMasked) { apply_mask(scores, seen, work.first_key(n, Traits::kKeys) + rows.column); }
+      int const first_key = work.first_key(n, Traits::kKeys) + seen.first_of_slab;
+      if constexpr (kind.kMasked && Traits::kOneBlock) {
+        apply_mask_of_ends<8>(scores, seen, first_key, rows.column);
+      } else if constexpr (kind.kMasked) {
+        apply_mask(scores, seen, first_key + rows.column);
+      }
       softmax.update_max(scores);
     };
     auto const convert = [&](auto& scores) __attribute__((always_inline)) {
-      cute::Tensor steps = operand_view(scores);
-      cutlass::NumericArrayConverter<Element, float, 8> const round;
+      constexpr int kScores = decltype(size(scores))::value;
+      constexpr int kAtOnce = kScores % 8 == 0 ? 8 : 4;  // values of a step of P V, or of half of one
+      cutlass::NumericArrayConverter<Element, float, kAtOnce> const round;
       CUTE_UNROLL
-      for (int k = 0; k < size<2>(steps); ++k) {
-        auto const& from = *reinterpret_cast<cutlass::Array<float, 8> const*>(&steps(0, 0, k));
-        *reinterpret_cast<cutlass::Array<Element, 8>*>(&tOrP(0, 0, k)) = round(from);
+      for (int i = 0; i < kScores; i += kAtOnce) {
+        auto const& from = *reinterpret_cast<cutlass::Array<float, kAtOnce> const*>(&scores.data()[i]);
+        *reinterpret_cast<cutlass::Array<Element, kAtOnce>*>(&tOrP.data()[i]) = round(from);
+      }
+      if constexpr (Traits::kOneBlock) {
+        CUTE_UNROLL
+        for (int i = kScores; i < size(tOrP); ++i) { tOrP.data()[i] = Element(0); }
       }
     };
 
@@ -246,10 +268,18 @@ struct CollectiveMainloop {
     bool const skips_blocks = Traits::kSkips && range.end < work.range.end;
     auto const all_blocks = [&](auto plain, auto masked) __attribute__((always_inline)) {
       int n = range.end - 1;
-      clear(tOrO);
+      if constexpr (Traits::kOneBlock) {
+        forget(tOrO);
+      } else {
+        clear(tOrO);
+      }
       release(read);
       ++read;
-      if (Traits::kStartsPlain && range.full_begin <= n && n < range.full_end) {
+      if constexpr (Traits::kOneBlock) {
+        turns.wait(in_turns);
+        start(tSrS, n, masked);
+        turns.pass(in_turns);
+      } else if (Traits::kStartsPlain && range.full_begin <= n && n < range.full_end) {
         start(tSrS, n, plain);
       } else {
         start_masked(n, masked);
@@ -260,7 +290,9 @@ struct CollectiveMainloop {
         skip_slot(read);
       }
       --n;
-      if constexpr (is_same_v<decltype(plain), decltype(masked)>) {
+      if constexpr (Traits::kOneBlock) {
+        return;
+      } else if constexpr (is_same_v<decltype(plain), decltype(masked)>) {
         for (; n >= range.begin; --n) { step(n, masked); }
       } else {
         // The masked blocks at the right edge, those without a mask, and the masked ones at the left edge, with one
@@ -290,7 +322,8 @@ struct CollectiveMainloop {
 
     after_scores();
     wait(read);
-    gemm_async<GMMA::ScaleOut::One>(mma_pv, tOrP, tOrV(_, _, _, read.slot), tOrO);
+    constexpr auto kFirst = Traits::kOneBlock ? GMMA::ScaleOut::Zero : GMMA::ScaleOut::One;
+    gemm_async<kFirst>(mma_pv, tOrP, tOrV(_, _, _, read.slot), tOrO);
     warpgroup_wait<0>();
     warpgroup_fence_operand(tOrO);
     release(read);
@@ -298,6 +331,20 @@ struct CollectiveMainloop {
   }
 
  private:
+  // P of a slab as first operand: 8 values of each step.
+  __device__ __forceinline__ static constexpr auto operand_of_slab() {
+    return Layout<Shape<Shape<_2, _2, _2>, _1, Int<Traits::kSlabSteps>>>{};
+  }
+  // In a tile's only block. It need not be where the pattern of the swizzle begins, which goes by addresses.
+  __device__ __forceinline__ int first_key(TileWork const& work) const {
+    if constexpr (Traits::kOneBlock) {
+      int const query = work.queries.first + warpgroup * params.packing.queries_per_slab;
+      return first_key_of_slab(work.range, params.mask, query, work.sequence.len,
+                               Traits::kKeys - Traits::kKeysOfProduct);
+    } else {
+      return 0;
+    }
+  }
   __device__ __forceinline__ ThreadRows thread_rows(TileWork const& work) const {
     return {thread, work.queries.first + warpgroup * params.packing.queries_per_slab};
   }
@@ -307,9 +354,10 @@ struct CollectiveMainloop {
         make_tensor(make_smem_ptr(shared.q[buffer][warpgroup]), typename Traits::LayoutQ{}));  // (64, D)
   }
   template <class ThreadMma>
-  __device__ __forceinline__ auto keys(ThreadMma const& thread_qk) const {
+  __device__ __forceinline__ auto keys(ThreadMma const& thread_qk, int first) const {
+    Element* const block = shared.slot(0) + first * Traits::kSlabColumns;
     return thread_qk.partition_fragment_B(
-        make_tensor(make_smem_ptr(shared.slot(0)), typename Traits::LayoutK{}));  // (keys, D, slots)
+        make_tensor(make_smem_ptr(block), typename Traits::LayoutK{}));  // (keys, D, slots)
   }
 };
 

@@ -53,6 +53,7 @@ __device__ __forceinline__ void apply_softcap(Scores& scores, float inner) {
 // before the tile's first product, the others run under it.
 struct ThreadKeys {
   KeyInterval row[kRowsPerThread];
+  int first_of_slab;  // key of a block that the slab reads first
 
   ThreadKeys() = default;
   __device__ __forceinline__ ThreadKeys(MaskParams const& mask, SeqlenQK len, Packing const& packing,
@@ -106,6 +107,37 @@ __device__ __forceinline__ void apply_mask(Scores& scores, ThreadKeys const& key
       for (int c = first; c < min_of(first + kWordBits, kScores); ++c) {
         if ((visible_bits >> (c - first) & 1U) == 0) { rows(r, c) = -INFINITY; }
       }
+    }
+  }
+}
+
+// The same where the rows of a warp mostly see all columns but a few at both ends, `kEnd` at most: then only these are
+// compared. `first_key` is the key of the first column, and `column` the thread's first one. A branch, for blocks
+// behind which no product is on its way.
+template <int kEnd, class Scores>
+__device__ __forceinline__ void apply_mask_of_ends(Scores& scores, ThreadKeys const& keys, int first_key, int column) {
+  auto rows = rows_view(scores);
+  constexpr int kScores = decltype(size<1>(rows))::value;
+  constexpr int kScoresOfEnd = kEnd / 4;
+  int const last_end = first_key + kScores * 4 - kEnd;  // where the columns at the right end begin
+  bool sees_middle = true;
+  CUTE_UNROLL
+  for (int r = 0; r < kRowsPerThread; ++r) {
+    sees_middle = sees_middle && keys.row[r].begin <= first_key + kEnd && keys.row[r].end >= last_end;
+  }
+  if (!__all_sync(0xffffffff, sees_middle)) {
+    apply_mask(scores, keys, first_key + column);
+    return;
+  }
+  CUTE_UNROLL
+  for (int r = 0; r < kRowsPerThread; ++r) {
+    CUTE_UNROLL
+    for (int c = 0; c < kScoresOfEnd; ++c) {
+      int const key = column + c / 2 * 8 + c % 2;
+      float& left = rows(r, c);
+      float& right = rows(r, kScores - kScoresOfEnd + c);
+      left = first_key + key >= keys.row[r].begin ? left : -INFINITY;
+      right = last_end + key < keys.row[r].end ? right : -INFINITY;
     }
   }
 }

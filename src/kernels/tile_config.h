@@ -20,10 +20,11 @@ namespace hopper_attention {
 // tiles that each has an SM, of which some are long and some short, or so few that each has several: the thread blocks
 // of a cluster share a long one and a short one. kMixed is for prompts beside sequences of few queries in one kernel,
 // whose blocks have as many keys as those of few queries; it computes tiles of at most 16 rows as kFewRows does.
-// Softcap for many queries, in dense calls too, has kernels of its own with the tiles of kRagged. Those of kFewRows
-// have two more: for batch_invariant, since what merges parts would take short calls 0.2 us, and for tiles that follow
-// from their index, whose calls take 0.97 of the time without the code that looks for others, gathers keys or caps
-// scores; those of kSomeRows one more, since batch_invariant has no tile of 32 rows.
+// kWindow is for windows so short that one block holds what a tile sees, wherever lengths are; dense calls have such a
+// tile among theirs. Softcap for many queries, in dense calls too, has kernels of its own with the tiles of kRagged.
+// Those of kFewRows have two more: for batch_invariant, since what merges parts would take short calls 0.2 us, and for
+// tiles that follow from their index, whose calls take 0.97 of the time without the code that looks for others, gathers
+// keys or caps scores; those of kSomeRows one more, since batch_invariant has no tile of 32 rows.
 enum class TileUse : std::uint8_t {
   kDense,
   kRagged,
@@ -31,6 +32,7 @@ enum class TileUse : std::uint8_t {
   kShort,
   kSmallGrid,
   kSmallParts,
+  kWindow,
   kMixed,
   kPaired,
   kCapped,
@@ -52,6 +54,7 @@ constexpr Calls calls_of(TileUse use) {
     case TileUse::kMixed:
       return Calls::kMixed;
     case TileUse::kSmallGrid:
+    case TileUse::kWindow:
       return Calls::kUncut;
     case TileUse::kWhole:
     case TileUse::kShort:
@@ -110,6 +113,10 @@ inline constexpr std::array kTiles{
             "four warpgroups: full 1.59 / 1.53 at 512, causal 1.80 / 1.70 at 512, window of 128 1.44 / 1.08 (the other "
             "one 192x128)",
             {1050, 2500}},
+    TileRow{TileUse::kDense,
+            {256, 192, 64, 64, 4, 1, Calls::kDense, 136},
+            "one block: window of 128, 8 heads of q for each of k 1.85 / 1.40 (the other one 256x64)",
+            {1800, 2400}},
     TileRow{
         TileUse::kDense, {128, 128, 96, 96, 6}, "square: causal 1.00 / 0.92 at 512, 1.00 / 0.97 at 1k", {1228, 2589}},
     TileRow{TileUse::kDense, {192, 96, 96, 96, 6}, "three warpgroups: full 1.00 / 0.94 at 4k", {1278, 4300}},
@@ -167,6 +174,8 @@ inline constexpr std::array kTiles{
             {1557, 2536}},
     TileRow{TileUse::kSmallParts, {128, 128, 64, 64, 8}, "as where tiles are whole", {1330, 1100}},
     TileRow{TileUse::kSmallParts, {128, 128, 128, 128, 5}, "as where tiles are whole", {1557, 2536}},
+    TileRow{
+        TileUse::kWindow, {256, 192, 64, 64, 4, 1, Calls::kUncut, 136}, "one block, as in dense calls", {1800, 2400}},
     TileRow{TileUse::kMixed,
             {128, 128, 64, 64, 8},
             "one kernel instead of two: 538 and 123 queries and some beside singles, 32/4 heads, 0.83 of the time",

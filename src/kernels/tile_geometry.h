@@ -2,6 +2,8 @@
 // agree on.
 #pragma once
 
+#include <cstdint>
+
 #include "hopper_attention/types.h"
 #include "kernels/fast_divmod.h"
 #include "kernels/host_device.h"
@@ -15,9 +17,32 @@ inline constexpr int kRowsOfWarp = 16;  // of these
 inline constexpr int kMostFewRows = 16;
 inline constexpr int kMostSomeRows = 32;
 
+// Tiles for windows: one block holds all that their rows see, and each slab reads its own part of it.
+constexpr bool has_one_block(TileConfig const& tile) { return tile.slab_keys > 0; }
+
+// Keys of a block that a slab reads, and those that its product P V reads, in steps of a WGMMA: behind the slab's own
+// there may be some whose probabilities are 0.
+inline constexpr int kKeysOfStep = 16;
+constexpr int keys_of_slab(TileConfig const& tile) { return has_one_block(tile) ? tile.slab_keys : tile.keys; }
+constexpr int steps_of_slab(TileConfig const& tile) { return ceil_div(keys_of_slab(tile), kKeysOfStep); }
+
+// The most keys of a page that a box of such a block brings: boxes begin where these do, before what a tile sees.
+inline constexpr int kMostKeysOfWindowBox = 16;
+
+// Whether the mask leaves so little that one block holds what a tile sees, and a slab's part of it what the slab sees.
+// The same with pages of any size and without, so that bits do not depend on that.
+constexpr bool one_block_holds(TileConfig const& tile, MaskParams const& mask, int packed_heads) {
+  if (mask.left == kUnlimited || mask.right == kUnlimited || mask.chunk != 0 || mask.cp_world != 1) { return false; }
+  std::int64_t const queries = kSlabRows / packed_heads;  // of a slab
+  std::int64_t const of_slab = std::int64_t{mask.left} + mask.right + queries;
+  std::int64_t const of_tile = kMostKeysOfWindowBox - 1 + (tile.rows / kSlabRows - 1) * queries + of_slab;
+  int const unseen = steps_of_slab(tile) * kKeysOfStep - tile.slab_keys;  // behind what the last slab sees
+  return of_slab <= tile.slab_keys && of_tile + unseen <= tile.keys;
+}
+
 // Whether the slabs of a tile visit only blocks of which they see something. Where a tile has more rows than its blocks
 // have keys, a mask may hide its last blocks from its upper slabs.
-constexpr bool slabs_skip_blocks(TileConfig const& tile) { return tile.rows > tile.keys; }
+constexpr bool slabs_skip_blocks(TileConfig const& tile) { return tile.rows > tile.keys && !has_one_block(tile); }
 
 // CTAs that may share a tile, and rows of a tile that they can merge: in the place of O, in float32.
 inline constexpr int kMostCluster = 16;

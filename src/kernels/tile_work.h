@@ -53,6 +53,11 @@ HA_HOST_DEVICE TileWork tile_work(AttentionParams const& p, int slabs, int keys,
   return work;
 }
 
+// Whether slab `slab` holds no query of it.
+HA_HOST_DEVICE bool lies_behind(TileWork const& work, int slab, int queries_per_slab) {
+  return work.queries.first + slab * queries_per_slab > work.queries.last;
+}
+
 // What slab `slab` visits of it.
 HA_HOST_DEVICE SlabRange slab_range(AttentionParams const& p, int keys, TileWork const& work, int slab) {
   QueryRange const queries = queries_of_slab(p.packing, work.queries, slab);

@@ -40,6 +40,10 @@ struct TmaLoader {
     for (int w = 0; w < Traits::kConsumerWarpgroups; ++w) {
       uint64_t& arrival = shared.q_full[write.slot][w];
       wait_barrier(shared.q_empty[write.slot][w], write.phase ^ 1);
+      if (w > 0 && lies_behind(work, w, params.queries_per_slab)) {
+        arrive_barrier(arrival);
+        continue;
+      }
       expect_bytes(arrival, query_bytes());
       int const row = sequence.q_row + work.queries.first + w * params.queries_per_slab;
       CUTE_UNROLL
@@ -126,7 +130,8 @@ struct TmaLoader {
  private:
   using Order = typename Traits::Order;
   using Boxes = BoxWindow<Traits::kKeys>;
-  static_assert(!Traits::kPages || Traits::kKeys <= 128, "a window has at least two blocks, also of boxes of 8 keys");
+  static_assert(!Traits::kPages || Traits::kKeys <= 128 || Traits::kOneBlock,
+                "a window has at least two blocks, also of boxes of 8 keys, or the only one");
 
   __device__ __forceinline__ bool paged() const { return Traits::kPages && params.pages.table != nullptr; }
 

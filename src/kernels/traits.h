@@ -24,6 +24,9 @@ struct AttentionTraits {
   static constexpr TileConfig kTile = kTile_;
 
   static constexpr int kKeys = kTile.keys;
+  static constexpr bool kOneBlock = has_one_block(kTile);
+  static constexpr int kSlabKeys = keys_of_slab(kTile);
+  static constexpr int kSlabSteps = steps_of_slab(kTile);
   static constexpr int kHeadDim = kTile.head_dim;
   static constexpr int kHeadDimV = kTile.head_dim_v;
   static constexpr int kStages = kTile.stages;
@@ -62,9 +65,12 @@ struct AttentionTraits {
 
   // While one warpgroup computes exponentials, the others multiply.
   static constexpr bool kPingPong = kConsumerWarpgroups >= 2;
+  // Two of four at a time, where a tile's only block leaves nothing to multiply meanwhile but other tiles': 0.92 of the
+  // time with a window of 128, all in one cycle 0.96.
+  static constexpr int kTurnCycles = kOneBlock && kConsumerWarpgroups == 4 ? 2 : 1;
   // Four warpgroups only where is_in_turns() says so: causal 256 tokens 0.89, 512 0.92, 2k 0.97 of the time. Three are
   // 3 to 5 % slower so.
-  static constexpr bool kTurnsInSomeTiles = kConsumerWarpgroups == 4;
+  static constexpr bool kTurnsInSomeTiles = kConsumerWarpgroups == 4 && !kOneBlock;
   // O is rescaled only by warps in which the maximum of a row has moved (FlashAttention-4): 1.02 to 1.05 of the speed
   // with head dims from 128 on. With 64 there is so little of O that it costs as much as it saves.
   static constexpr bool kRescalesSeldom = kHeadDimV > 64 && !kSwapped;
@@ -81,7 +87,7 @@ struct AttentionTraits {
 
   // A tile's first block without a mask has code of its own: full attention 1.03 of the speed at 512 tokens with head
   // dim 64; with 128 1.01, and causal 0.99.
-  static constexpr bool kStartsPlain = kHeadDim <= 64;
+  static constexpr bool kStartsPlain = kHeadDim <= 64 && !kOneBlock;
 
   // How many of a thread's two rows of exponentials fit under O += P V; the others hide the rescaling of O and the
   // rounding of P. Figures in docs/performance-notes.md.
@@ -108,7 +114,7 @@ struct AttentionTraits {
     if constexpr (kRows < kSlabRows) {
       return GMMA::ss_op_selector<Element, Element, float, Shape<Int<kKeys>, Int<kRows>, Int<kHeadDim>>>();
     } else {
-      return select_mma_qk<Element, kKeys, kHeadDim>();
+      return select_mma_qk<Element, kSlabKeys, kHeadDim>();
     }
   }
   template <int kRows>
@@ -117,7 +123,7 @@ struct AttentionTraits {
       return GMMA::ss_op_selector<Element, Element, float, Shape<Int<kHeadDimV>, Int<kRows>, Int<kKeys>>,
                                   GMMA::Major::MN, GMMA::Major::K>();
     } else {
-      return GMMA::rs_op_selector<Element, Element, float, Shape<Int<kSlabRows>, Int<kHeadDimV>, Int<kKeys>>,
+      return GMMA::rs_op_selector<Element, Element, float, Shape<Int<kSlabRows>, Int<kHeadDimV>, Int<kKeysOfStep>>,
                                   GMMA::Major::K, GMMA::Major::MN>();
     }
   }
@@ -131,6 +137,8 @@ struct AttentionTraits {
   // A ring slot holds one block of K or of V. Where V is narrower, slots of two sizes leave room for more keys.
   static constexpr bool kPairs = !kDecode && kHeadDimV < kHeadDim;
   using Order = RingOrder<kPairs, kStages>;
+  // Slabs behind a tile's last query compute nothing. skip_pairs() goes by slots in the order of steps.
+  static constexpr bool kMayIdle = kConsumerWarpgroups > 1 && !kPairs;
   static constexpr int kElementsK = kKeys * kHeadDim;
   static constexpr int kElementsV = kKeys * kHeadDimV;
   static constexpr int kSlotElements = kPairs ? kElementsV : max_of(kElementsK, kElementsV);  // with pairs those of V
@@ -153,10 +161,12 @@ struct AttentionTraits {
 
   using LayoutQ = decltype(tile_to_shape(AtomK<kSlabColumns>{}, Shape<Int<kQueryRows>, Int<kHeadDim>>{}));
   using LayoutO = decltype(tile_to_shape(AtomK<kSlabColumnsV>{}, Shape<Int<kSlabRows>, Int<kHeadDimV>>{}));
-  using LayoutK = decltype(with_slots(tile_to_shape(AtomK<kSlabColumns>{}, Shape<Int<kKeys>, Int<kHeadDim>>{})));
+  // Of K and V, what a slab reads.
+  static constexpr int kKeysOfProduct = kSlabSteps * kKeysOfStep;
+  using LayoutK = decltype(with_slots(tile_to_shape(AtomK<kSlabColumns>{}, Shape<Int<kSlabKeys>, Int<kHeadDim>>{})));
   // V as the second operand of P V: (head_dim_v, keys), keys first within a column slab, as TMA writes it.
-  using LayoutVt =
-      decltype(with_slots(tile_to_shape(AtomMn<kSlabColumnsV>{}, Shape<Int<kHeadDimV>, Int<kKeys>>{}, Step<_2, _1>{})));
+  using LayoutVt = decltype(with_slots(
+      tile_to_shape(AtomMn<kSlabColumnsV>{}, Shape<Int<kHeadDimV>, Int<kKeysOfProduct>>{}, Step<_2, _1>{})));
 
   // P of a tile of few rows, as second operand of O^T = V^T P^T. Two take turns: while a fast warp writes the next one,
   // the product of a slow one may still read.
@@ -218,7 +228,7 @@ struct AttentionTraits {
   // beforehand. Where CTAs draw their tiles, each one ahead is one that no other CTA can take: two, and three for tiles
   // so short that one is done before the next has been drawn and its keys have come (192x128: causal 512 1.03 of the
   // speed). The values' warp of paged keys may be no further ahead of the slots of O.
-  static constexpr int kWorkSlots = kDecode || !kListed ? 4 : kSkips && kOutputSlots == 0 ? 3 : 2;
+  static constexpr int kWorkSlots = kDecode || !kListed ? 4 : (kSkips || kOneBlock) && kOutputSlots == 0 ? 3 : 2;
   // Of the schedule, how many places are near at a time.
   using Source = WorkSource<kConsumerWarpgroups >= 3 ? 1 : 32>;
   static constexpr int kBytesOfState = kListed && !kPaired ? int(sizeof(typename Source::State)) : 8;
@@ -232,8 +242,8 @@ struct AttentionTraits {
   // Whoever leaves the last part of a tile merges all of them.
   static constexpr bool kMergesLast = kMayGuess && !kInParts;
   // The first scores of the next tile under the epilogue: 1.03 of the speed with head dim 64 at 512 tokens, 0.99 with
-  // 128.
-  static constexpr bool kScoresEarly = kQueryBuffers == 2 && kHeadDim <= 64 && !kMixed;
+  // 128. Tiles of one block have no registers for it.
+  static constexpr bool kScoresEarly = kQueryBuffers == 2 && kHeadDim <= 64 && !kMixed && !kOneBlock;
 
   struct SharedStorage {
     alignas(1024) Element ring[kRingElements];
@@ -277,6 +287,8 @@ struct AttentionTraits {
                 "skip_pairs() and the V behind the first block that is visited go by slots in the "
                 "order of steps");
   static_assert(kTile.rows % kQueryRows == 0 && kConsumerWarpgroups >= 1 && kConsumerWarpgroups <= 4);
+  static_assert(!kOneBlock || (kHeadDim == kSlabColumns && kHeadDimV == kSlabColumnsV && !kMixed && !kDecode),
+                "a slab's keys are rows behind each other");
   static_assert(kStages >= 4, "K n-1 and V n are in flight while K n and V n+1 are read");
 };
 

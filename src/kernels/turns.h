@@ -13,18 +13,18 @@ using namespace cute;
 enum NamedBarrierId : uint32_t { kTurnBarrier = 0, kSlabBarrier = 4 };
 static_assert(kSlabBarrier + 4 + cutlass::arch::NamedBarrier::ReservedNamedBarrierCount <= 16);
 
-// Barrier kTurnBarrier + w opens for warpgroup w when the warpgroup before it passes the turn on. All warpgroups have
-// equally many turns of a tile, or none.
+// Barrier kTurnBarrier + w opens for warpgroup w when the warpgroup before it in its cycle passes the turn on. All
+// warpgroups have equally many turns of a tile, or none.
 template <class Traits>
 struct Turns {
   int warpgroup;
 
   static constexpr int kThreads = 2 * cutlass::NumThreadsPerWarpGroup;  // the one that passes and the one that waits
 
-  // Warpgroup 0 goes first. Called once by every warpgroup.
+  // The first of each cycle goes first. Called once by every warpgroup.
   __device__ __forceinline__ void setup() const {
     if constexpr (Traits::kPingPong) {
-      if (warpgroup == Traits::kConsumerWarpgroups - 1) { pass(true_type{}); }
+      if (warpgroup >= Traits::kConsumerWarpgroups - Traits::kTurnCycles) { pass(true_type{}); }
     }
   }
 
@@ -36,7 +36,8 @@ struct Turns {
 
   __device__ __forceinline__ void pass(auto in_turns) const {
     if constexpr (Traits::kPingPong) {
-      int const next = warpgroup + 1 == Traits::kConsumerWarpgroups ? 0 : warpgroup + 1;
+      int const behind = warpgroup + Traits::kTurnCycles;
+      int const next = behind >= Traits::kConsumerWarpgroups ? behind - Traits::kConsumerWarpgroups : behind;
       if (in_turns) { cutlass::arch::NamedBarrier::arrive(kThreads, kTurnBarrier + next); }
     }
   }

@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <array>
 #include <climits>
 #include <random>
 #include <string>
@@ -9,6 +10,7 @@
 
 #include "kernels/block_range.h"
 #include "kernels/interval_mask.h"
+#include "kernels/tile_config.h"
 #include "kernels/tile_geometry.h"
 
 namespace hopper_attention {
@@ -231,6 +233,66 @@ TEST_CASE("slab_range: slabs of 20,000 random tiles and of their parts visit wha
     }
   }
   CHECK(skipping > 1000);
+}
+
+TEST_CASE("one_block_holds: a block and a slab's part of it hold what windows leave, wherever pages end") {
+  TileConfig const tile = find_tile(64, 64, TileUse::kWindow)->tile;
+  int const slabs = slabs_of(tile);
+  int const rows_of_product = steps_of_slab(tile) * kKeysOfStep;
+  std::mt19937 random(11);
+  auto const draw = [&](int low, int high) { return std::uniform_int_distribution<int>(low, high)(random); };
+  int held = 0;
+  int unaligned = 0;  // slabs that begin where no pattern of the swizzle does
+  for (int i = 0; i < 20'000; ++i) {
+    int const heads = std::array{1, 2, 4, 5, 8, 16, 64}[draw(0, 6)];
+    Packing const packing = make_packing(heads);
+    MaskParams const mask{.left = draw(0, 140), .right = draw(0, 3) == 0 ? draw(0, 70) : 0};
+    if (!one_block_holds(tile, mask, heads)) { continue; }
+    ++held;
+    int const q = draw(1, 400);
+    SeqlenQK const len{q, draw(0, 700)};
+    int const tiles = ceil_div(ceil_div(q, packing.queries_per_slab), slabs);
+    QueryRange const queries = query_range(packing, slabs, draw(0, tiles - 1), q);
+    BlockAlignment const alignment{1 << draw(0, 4), draw(0, 40)};
+    BlockRange const range = block_range(mask, queries.first, queries.last, len, tile.keys, alignment);
+    CAPTURE(heads);
+    CAPTURE(mask.left);
+    CAPTURE(mask.right);
+    CAPTURE(len.q);
+    CAPTURE(len.k);
+    CAPTURE(queries.first);
+    CAPTURE(alignment.unit);
+    REQUIRE(range.blocks() <= 1);
+    for (int slab = 0; slab < slabs; ++slab) {
+      QueryRange const of_slab = queries_of_slab(packing, queries, slab);
+      int const first = first_key_of_slab(range, mask, of_slab.first, len, tile.keys - rows_of_product);
+      REQUIRE(first >= 0);
+      REQUIRE(first + rows_of_product <= tile.keys);
+      unaligned += first % 8 != 0;
+      for (int row = of_slab.first; row <= of_slab.last; ++row) {
+        KeyInterval const seen = visible(mask, row, len);
+        if (seen.empty()) { continue; }
+        REQUIRE(seen.begin >= range.origin + first);
+        REQUIRE(seen.end <= range.origin + first + tile.slab_keys);
+      }
+    }
+  }
+  CHECK(held > 5000);
+  CHECK(unaligned > 5000);
+}
+
+TEST_CASE("one_block_holds: windows of 128 with 8 heads of q for each of k, and no masks that reach further") {
+  TileConfig const tile = find_tile(64, 64, TileUse::kWindow)->tile;
+  CHECK(one_block_holds(tile, {.left = 127, .right = 0}, 8));
+  CHECK(one_block_holds(tile, {.left = 128, .right = 0}, 8));
+  CHECK_FALSE(one_block_holds(tile, {.left = 129, .right = 0}, 8));
+  CHECK(one_block_holds(tile, {.left = 100, .right = 0}, 4));
+  CHECK_FALSE(one_block_holds(tile, {.left = 127, .right = 0}, 4));
+  CHECK_FALSE(one_block_holds(tile, {.left = 127}, 8));
+  CHECK_FALSE(one_block_holds(tile, {.right = 0}, 8));
+  CHECK_FALSE(one_block_holds(tile, {.left = 127, .right = 0, .chunk = 64}, 8));
+  CHECK_FALSE(one_block_holds(tile, {.left = 127, .right = 0, .cp_world = 2}, 8));
+  CHECK_FALSE(one_block_holds(tile, {.left = 2147483647, .right = 2147483647}, 8));
 }
 
 TEST_CASE("is_in_turns: not where four slabs skip a large share of a tile's blocks") {

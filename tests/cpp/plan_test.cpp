@@ -240,6 +240,102 @@ TEST_CASE("plan: windows pack heads, so that a tile spans few keys") {
   CHECK(explains(plan(windowed(2, 8192, 64, 8, 64, 127), card(132)), "8 heads share a tile"));
 }
 
+TEST_CASE("plan: windows of 128 have one block, wherever lengths and keys are") {
+  auto const is_one_block = [](Problem const& p) {
+    Plan const made = plan(p, card(132));
+    KernelPlan const& kernel = made.kernels.at(0);
+    bool const dense = kernel.tile.calls == Calls::kDense;
+    bool const one = has_one_block(kernel.tile);
+    CHECK((!one || explains(made, "one block")));
+    CHECK((!one || dense == !made.listed || kernel.ranked));
+    return one;
+  };
+  Problem const dense = windowed(2, 8192, 64, 8, 64, 127);
+  CHECK(is_one_block(dense));
+  CHECK(is_one_block(windowed(2, 8192, 64, 8, 40, 127)));
+  CHECK_FALSE(is_one_block(windowed(2, 8192, 64, 8, 64, 256)));
+  CHECK_FALSE(is_one_block(windowed(2, 8192, 32, 16, 64, 127)));
+  CHECK_FALSE(is_one_block(windowed(2, 8192, 64, 8, 128, 127)));
+  Problem packed = dense;
+  packed.packed_q = packed.ragged = true;
+  packed.batch = 20;
+  packed.total_q = packed.total_k = 16384;
+  packed.keys = KeyLayout::kVarlen;
+  Problem paged = packed;
+  paged.keys = KeyLayout::kPaged;
+  for (Problem p : {packed, paged}) {
+    for (bool const invariant : {false, true}) {
+      for (int const splits : {0, 1, 3}) {
+        for (int const page : {1, 7, 8, 16, 24, 256}) {
+          p.batch_invariant = invariant;
+          p.num_splits = splits;
+          p.page_size = p.keys == KeyLayout::kPaged ? page : 0;
+          CAPTURE(invariant);
+          CAPTURE(splits);
+          CAPTURE(p.page_size);
+          CHECK(is_one_block(p));
+          CHECK_FALSE(plan(p, card(132)).kernels.at(0).may_split);
+        }
+      }
+    }
+    p.batch_invariant = false;
+    p.softcap = 30.0F;
+    CHECK_FALSE(is_one_block(p));
+  }
+  CHECK_THROWS_AS(testing::plan_with(windowed(2, 8192, 64, 8, 64, 300), card(132), {.tile = {.keys = 192}}),
+                  InvalidArgument);
+}
+
+TEST_CASE("plan: single queries beside windows of one block go along, or have a kernel that cuts nothing") {
+  // A prompt and single queries on 4k keys, 64/8 heads or 8/1.
+  auto const step = [](int queries, int singles, int heads_q) {
+    Problem p = windowed(1 + singles, 4096, heads_q, heads_q / 8, 64, 127);
+    p.seqlen_q = queries;
+    p.packed_q = p.ragged = p.has_metadata = true;
+    p.total_q = queries + singles;
+    p.keys = KeyLayout::kPaged;
+    p.page_size = 16;
+    p.num_splits = 0;
+    return plan(p, card(132));
+  };
+  Plan const along = step(2048, 8, 64);
+  CHECK(along.kernels.size() == 1);
+  CHECK(has_one_block(along.tile));
+  Plan const beside = step(2048, 64, 64);  // 43 us where decode is cut and behind the prompt, 49 along
+  CHECK(beside.kernels.size() == 2);
+  CHECK(has_one_block(beside.kernels[0].tile));
+  CHECK_FALSE(beside.kernels[1].may_split);
+  CHECK(beside.decode_first);
+  CHECK(beside.num_splits == 1);
+  Plan const ranked = step(100, 32, 64);  // 17 us, along 20
+  CHECK(ranked.kernels.size() == 2);
+  CHECK(has_one_block(ranked.kernels[0].tile));
+  CHECK_FALSE(ranked.listed);
+  CHECK(step(2048, 64, 8).kernels.size() == 1);  // 10 us, in two kernels 18
+}
+
+TEST_CASE("plan: short prompts of more rows than tiles for few queries read fast are for those of many") {
+  auto const rows = [](int batch, int queries, int keys, int heads_q, int heads_k, int head_dim) {
+    return plan(problem(batch, queries, keys, heads_q, heads_k, head_dim, true), card(132)).tile.rows;
+  };
+  CHECK(rows(256, 64, 64, 16, 16, 128) > 64);  // 86 us instead of 144
+  CHECK(rows(256, 32, 32, 16, 8, 128) > 64);   // 42 instead of 75
+  CHECK(rows(32, 64, 1024, 16, 16, 128) > 64);
+  CHECK(rows(128, 64, 64, 16, 16, 256) > 64);  // 73 us instead of 106
+  CHECK(rows(32, 64, 2048, 16, 16, 128) <= 64);
+  CHECK(rows(8, 64, 64, 16, 16, 128) <= 64);  // less than a round of them
+  CHECK(rows(256, 32, 64, 16, 16, 128) > 64);
+  CHECK(rows(256, 32, 128, 16, 16, 128) <= 64);
+  CHECK(rows(256, 16, 16, 16, 16, 128) <= 16);
+  CHECK(rows(256, 64, 64, 16, 16, 64) == 64);  // two of them share an SM
+  Problem capped = problem(256, 64, 64, 16, 16, 128, true);
+  capped.softcap = 30.0F;
+  CHECK(plan(capped, card(132)).tile.rows == 64);
+  Problem invariant = problem(256, 64, 64, 16, 16, 128, true);
+  invariant.batch_invariant = true;
+  CHECK(plan(invariant, card(132)).tile.rows == 64);
+}
+
 TEST_CASE("plan: softcap takes a tile that holds it, and refuses a forced one that does not") {
   Problem const p = make_problem({.dtype = DataType::kBFloat16,
                                   .batch = 2,

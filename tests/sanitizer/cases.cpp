@@ -37,6 +37,18 @@ void several_queries(Case& c) {
   c.packed_q = true;
 }
 
+// Windows so short that a tile has one block.
+void in_one_block(Case& c) {
+  c.queries.back() = 300;
+  c.keys.back() = 500;
+  c.heads_q = 8;
+  c.heads_k = 1;
+  c.head_dim = c.head_dim_v = 64;
+  c.window_left = 127;
+  c.window_right = 0;
+  c.num_splits = 1;
+}
+
 // A chunk beside single queries, of which one has so many keys that each class has a kernel.
 Case step(std::string why, int heads_k, int most_keys) {
   Case made{.why = std::move(why),
@@ -116,6 +128,18 @@ std::vector<Case> make() {
        .head_dim_v = 256,
        .causal = true,
        .chunk = 176},
+      // One block of keys, of which slabs read parts that lie over each other, for several items of work a thread
+      // block.
+      {.why = "dense: windows of one block, d 64, more tiles than run at once",
+       .queries = std::vector<int>(70, 70),
+       .keys = std::vector<int>(70, 150),
+       .heads_q = 8,
+       .heads_k = 1,
+       .head_dim = 64,
+       .head_dim_v = 64,
+       .window_left = 127,
+       .window_right = 0,
+       .sinks = true},
       // Of one causal sequence the thread blocks of a cluster share a long tile and a short one, and a tile in the
       // middle; where there are few SMs, one pair after the other. Blocks of large clusters have no keys of some tiles.
       {.why = "dense: two blocks share two tiles",
@@ -222,6 +246,9 @@ std::vector<Case> make() {
             c.window_left = 100;
             c.window_right = 0;
           }),
+      but(mixed("varlen: windows of one block", Keys::kPacked, 0), in_one_block),
+      but(mixed("varlen: windows of one block, pages of 16", Keys::kPaged, 16), in_one_block),
+      but(mixed("varlen: windows of one block, pages of 1", Keys::kPaged, 1), in_one_block),
       but(mixed("varlen: batch_invariant, metadata", Keys::kPaged, 16),
           [](Case& c) { c.metadata = c.batch_invariant = true; }),
       but(mixed("varlen: context parallelism", Keys::kPacked, 0), [](Case& c) { c.cp_world = 2; }),

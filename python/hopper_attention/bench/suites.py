@@ -185,6 +185,28 @@ def engine() -> list[Case]:
             sinks=True,
             goal=1.5,
         ),
+        *(
+            Case(
+                *(suite, f"window (127, 0) + sinks, 64/8, d64, 2 x 8k, {keys}", 2, 8192, 8192, 64, 8, 64),
+                window=(127, 0),
+                sinks=True,
+                call="varlen",
+                page_size=page,
+                goal=1.5,
+                within=within,
+            )
+            for keys, page, within in (("packed", 0, AS_DENSE), ("page 16", 16, ()))
+        ),
+        Case(
+            *(suite, "window (127, 0) + sinks, 64/8, d64, 2k on 2k, 64 x 1 on 4k", 65, 2048, 4096, 64, 8, 64),
+            window=(127, 0),
+            sinks=True,
+            call="varlen",
+            page_size=16,
+            queries=(2048, *(1,) * 64),
+            lengths=(2048, *(4096,) * 64),
+            goal=1.0,
+        ),
         Case(suite, "softcap 50, 32/16, d128, b2 8k", 2, 8192, 8192, 32, 16, 128, softcap=50.0, goal=1.15),
         *(
             Case(
