@@ -64,17 +64,20 @@ def test_what_the_plans_tiles_lose(sweep):
     assert sweep.lost(entries[2:]).startswith("no case")
 
 
-def kernel(rows, head_dim, calls="dense", dtype="bfloat16"):
-    tile = SimpleNamespace(rows=rows, keys=128, stages=2, head_dim=head_dim, head_dim_v=head_dim, calls=calls)
+def kernel(rows, head_dim, calls="dense", dtype="bfloat16", slab_keys=0):
+    tile = SimpleNamespace(
+        rows=rows, keys=128, stages=2, head_dim=head_dim, head_dim_v=head_dim, calls=calls, slab_keys=slab_keys
+    )
     return SimpleNamespace(dtype=dtype, tile=tile)
 
 
 def test_tiles_are_those_that_such_a_call_can_take(sweep, monkeypatch):
     built = [kernel(128, 128), kernel(192, 128, "all"), kernel(16, 128), kernel(128, 128, "capped"), kernel(128, 256)]
-    built += [kernel(64, 128, "ragged"), kernel(128, 128, "paired")]
+    built += [kernel(64, 128, "ragged"), kernel(128, 128, "paired"), kernel(320, 128, slab_keys=72)]
     monkeypatch.setattr(hopper_attention, "built_kernels", lambda: [*built, kernel(256, 128, dtype="float16")])
     case = suites.Case("tiles", "", 1, 512, 512, 8, 2, 96)
     assert [tile.rows for tile in sweep.tiles(case, "128x128")] == [128, 192] and sweep.packings(case) == [1, 4]
+    assert [tile.rows for tile in sweep.tiles(case, "320x128 packed")] == [128, 192, 320]
     assert [tile.calls for tile in sweep.tiles(case, "128x128 shared packed")] == ["dense", "all", "paired"]
     capped = suites.Case("tiles", "", 1, 512, 512, 8, 8, 96, softcap=50.0)
     assert [(tile.rows, tile.calls) for tile in sweep.tiles(capped, "192x80")] == [(192, "all"), (128, "capped")]
