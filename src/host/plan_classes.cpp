@@ -273,7 +273,7 @@ std::optional<ClassesChoice> choose_classes(PlanRequest const& with_margin) {
   if (!best) { return best; }
   bool const beside_turns = us_of_many <= kMostBesideTurns * step.us_of_memory(kSupposed[0]);
   if (step.takes_turns() && !beside_turns) { return std::nullopt; }
-  if (one_block) { return best; }
+  if (one_block) { return best; }  // may_have_classes() has compared it with one kernel
   double product_of_one = 1;
   for (Supposed const& supposed : kSupposed) { product_of_one *= step.us_of_one_kernel(shared, supposed); }
   auto const mean = [](double product) { return std::pow(product, 1.0 / kSupposed.size()); };

@@ -227,7 +227,7 @@ Candidate choose_tile(PlanRequest const& request, Plan& plan, std::vector<TileRo
   std::vector<Candidate> best_of_packing;
   std::string others;
   auto const is_better = [&](Candidate const& found, Candidate const& than) {
-    return than.row == nullptr || expected_us(request, found) < expected_us(request, than);
+    return found.row != nullptr && (than.row == nullptr || expected_us(request, found) < expected_us(request, than));
   };
   for (int const packed_heads : candidate_packings(request)) {
     Candidate best_here;
@@ -241,7 +241,7 @@ Candidate choose_tile(PlanRequest const& request, Plan& plan, std::vector<TileRo
                        microseconds(expected_us(request, found)));
       if (is_better(found, best_here)) { best_here = found; }
     }
-    if (expected_us(request, best_here) < expected_us(request, best)) { best = best_here; }
+    if (is_better(best_here, best)) { best = best_here; }
     best_of_packing.push_back(best_here);
   }
   require(best.row != nullptr, "tile: its only block does not hold what the mask leaves: ", request.forced.tile,

@@ -331,7 +331,7 @@ void plan_listed(PlanRequest const& request, Plan& plan, PrefillChoice const& ch
                   : std::string("one: sequences with few queries are too few, and too short, for another"));
     }
     if (beside_decode) {
-      // Those of a short window are not worth a combine kernel.
+      // Tiles of so few blocks, as in a short window, are not worth a combine kernel.
       bool const all_short = request.blocks_of_tile(few.tile) <= kMostBlocksOfShortTile;
       add_decode_kernels(request, plan, splits && !one_split && (forced || !all_short));
       choose_order(request, plan);

@@ -286,6 +286,13 @@ TEST_CASE("plan: windows of 128 have one block, wherever lengths and keys are") 
                   InvalidArgument);
 }
 
+TEST_CASE("plan: a forced tile of pairs is taken for calls that pairs are not for, and what it takes is not told") {
+  Problem const p = problem(1, 100, 100, 1, 1, 64, false);  // of one block, which nobody can share
+  Plan const made = testing::plan_with(p, card(132), {.tile = {.rows = 128, .keys = 128, .stages = 6}});
+  CHECK(made.tile.rows == 128);
+  CHECK(made.tile.stages == 6);
+}
+
 TEST_CASE("plan: single queries beside windows of one block go along, or have a kernel that cuts nothing") {
   // A prompt and single queries on 4k keys, 64/8 heads or 8/1.
   auto const step = [](int queries, int singles, int heads_q) {
