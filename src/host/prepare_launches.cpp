@@ -14,6 +14,7 @@
 #include "host/require.h"
 #include "host/schedule_shape.h"
 #include "host/tile_list.h"
+#include "kernels/cap_polynomial.h"
 #include "kernels/lanes.h"
 #include "kernels/params.h"
 #include "kernels/split_combine_params.h"
@@ -29,7 +30,8 @@ SoftmaxParams softmax_params(Problem const& problem) {
   double const scale_log2 = (capped ? problem.softcap : scale) * log2e;
   return {.scale_log2 = static_cast<float>(scale_log2),
           .softcap_inner = capped ? static_cast<float>(scale / problem.softcap) : 0.0F,
-          .lowest_score = static_cast<float>(-std::ldexp(1.0, 126) / std::max(1.0, scale_log2))};
+          .lowest_score = static_cast<float>(-std::ldexp(1.0, 126) / std::max(1.0, scale_log2)),
+          .cap_polynomial = capped ? cap_polynomial(scale, problem.softcap) : CapPolynomial{}};
 }
 
 PageParams page_params(TileConfig const& tile, Problem const& problem) {

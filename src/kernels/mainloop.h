@@ -8,6 +8,7 @@
 #include "kernels/params.h"
 #include "kernels/ring.h"
 #include "kernels/scores.h"
+#include "kernels/softcap.h"
 #include "kernels/softmax.h"
 #include "kernels/tile_config.h"
 #include "kernels/tile_work.h"
@@ -40,9 +41,9 @@ __device__ __forceinline__ void forget(Accumulator& acc) {
   for (int i = 0; i < size(acc); ++i) { asm("" : "=f"(acc(i))); }
 }
 
-// What a block needs between S and the softmax. Kinds are types and not branches: a branch while WGMMAs are in flight
-// makes ptxas wait for them first, and the softmax would not run under O += P V (0.90 of FlashAttention-3's speed
-// instead of 1.0).
+// What a block needs between S and the softmax. Kinds are types: a branch for each block, behind which softmax and the
+// wait for O += P V are one basic block, has that wait in front of the softmax (0.90 of FlashAttention-3's speed
+// instead of 1.0). OnlineSoftmax::finish_row() keeps it behind.
 struct PlainBlock {
   static constexpr bool kCapped = false;  // softcap, before the mask
   static constexpr bool kMasked = false;  // not every row sees every key
@@ -68,8 +69,10 @@ struct CollectiveMainloop {
   using State = RingState<Traits::kStages>;
   // The left half of a block, in steps of the product P V.
   static constexpr int kNarrowKeys = Traits::kDecode ? Traits::kKeys : ceil_div(Traits::kKeys, 32) * 16;
-  // Registers for the faster form of softcap, and for a loop over capped blocks that are not masked.
+  // Registers for one reciprocal of four scores, and for a loop over capped blocks that are not masked.
   static constexpr bool kRoomForSoftcap = Traits::kHeadDimV <= 128;
+  // Descriptors of Q are made anew for each block, where no registers are left to keep them.
+  static constexpr bool kForgetsQueries = Traits::kCapsByPolynomial && Traits::kHeadDim > 128;
 
   AttentionParams const& params;
   SharedStorage& shared;
@@ -160,6 +163,7 @@ struct CollectiveMainloop {
                                      keys(thread_qk, seen.first_of_slab)(_, _, _, read.slot), tSrS);
     asm volatile("" : "+r"(rows.first_query), "+r"(rows.slab_row));  // or the limits would be taken before the product
     seen.complete(params.mask, work.sequence.len, params.packing, rows);
+    if constexpr (Traits::kCapsByPolynomial) { seen.hide_absent(params.packing, work.queries, rows); }
     return seen;
   }
 
@@ -184,7 +188,6 @@ struct CollectiveMainloop {
     typename Traits::MmaPv mma_pv;
     auto const thread_qk = mma_qk.get_thread_slice(thread);
     auto const thread_pv = mma_pv.get_thread_slice(thread);
-    cute::Tensor tSrQ = queries(thread_qk, buffer);               // (MMA, 1, D / 16)
     cute::Tensor tSrK = keys(thread_qk, seen.first_of_slab);      // (MMA, 1, D / 16, slots)
     cute::Tensor tOrV = thread_pv.partition_fragment_B(sVt);      // (MMA, 1, keys / 16, slots)
     cute::Tensor tOrP = make_tensor<Element>(operand_of_slab());  // (8, 1, keys / 16)
@@ -222,7 +225,7 @@ struct CollectiveMainloop {
     // The first block: nothing to overlap with yet.
     auto const start = [&](auto& scores, int n, auto kind) __attribute__((always_inline)) {
       update_max(scores, n, kind);
-      softmax.template exponentiate<0, kRowsPerThread>(scores);
+      softmax.template exponentiate<0, kRowsPerThread>(scores, softmax.scaled());
       convert(scores);
     };
     // At the diagonal and at the end of the keys, the rows of a warp often see no more than its left half.
@@ -240,12 +243,53 @@ struct CollectiveMainloop {
       start(tSrS, n, kind);
     };
 
+    auto const exponentiate = [&](State const& v, auto const& exponent_less) __attribute__((always_inline)) {
+      softmax.template exponentiate<0, Traits::kRowsUnderPv>(tSrS, exponent_less);
+      if constexpr (Traits::kRowsUnderPv > 0) { softmax.finish_row(Traits::kRowsUnderPv - 1); }
+      warpgroup_wait<0>();
+      warpgroup_fence_operand(tOrO);
+      release(v);
+      if constexpr (Traits::kRescalesSeldom) { softmax.rescale_moved_output(tOrO); }
+      softmax.template exponentiate<Traits::kRowsUnderPv, kRowsPerThread>(tSrS, exponent_less);
+      convert(tSrS);
+      if constexpr (!Traits::kRescalesSeldom) { softmax.rescale_output(tOrO); }
+    };
+    // A block that needs no mask, with softcap: the polynomial if it serves all rows of the warp. tanh leaves scores in
+    // their order, so that their maxima are known before it.
+    auto const cap_and_exponentiate = [&](State const& v) __attribute__((always_inline)) {
+      CapPolynomial const& polynomial = params.softmax.cap_polynomial;
+      float const inner = params.softmax.softcap_inner;
+      float largest[kRowsPerThread];
+      float capped[kRowsPerThread];
+      bool serves = true;
+      max_of_rows(tSrS, largest);
+      CUTE_UNROLL
+      for (int r = 0; r < kRowsPerThread; ++r) {
+        capped[r] = polynomial.tanh_of(largest[r]);
+        bool const exists = seen.row[r].end > 0;
+        serves = serves && (!exists || polynomial.serves(largest[r], fmaxf(capped[r], softmax.row_max[r])));
+      }
+      if (__all_sync(0xffffffff, serves)) {
+        CUTE_UNROLL
+        for (int r = 0; r < kRowsPerThread; ++r) { softmax.update_max(r, capped[r]); }
+        exponentiate(v, polynomial);
+      } else {
+        CUTE_UNROLL
+        for (int r = 0; r < kRowsPerThread; ++r) { softmax.update_max(r, softcapped(largest[r], inner)); }
+        apply_softcap<kRoomForSoftcap ? 4 : 1>(tSrS, inner);
+        exponentiate(v, softmax.scaled());
+      }
+    };
+
     // S of block n is issued first; O += P V of block n + 1 runs under its softmax.
     auto const step = [&](int n, auto kind) __attribute__((always_inline)) {
       State const k = Traits::Order::k_of_step(read);
       State const v = Traits::Order::v_of_step(read);
       wait(k);
       turns.wait(in_turns);
+      int q_buffer = buffer;
+      if constexpr (kForgetsQueries) { asm volatile("" : "+r"(q_buffer)); }
+      cute::Tensor tSrQ = queries(thread_qk, q_buffer);                             // (MMA, 1, D / 16)
       gemm_async<GMMA::ScaleOut::Zero>(mma_qk, tSrQ, tSrK(_, _, _, k.slot), tSrS);  // S = Q @ K_n.T
       wait(v);
       gemm_async<GMMA::ScaleOut::One>(mma_pv, tOrP, tOrV(_, _, _, v.slot), tOrO);  // O += P @ V_(n+1)
@@ -253,16 +297,12 @@ struct CollectiveMainloop {
       warpgroup_wait<1>();
       warpgroup_fence_operand(tSrS);
       release(k);
-      update_max(tSrS, n, kind);
-      softmax.template exponentiate<0, Traits::kRowsUnderPv>(tSrS);
-      if constexpr (Traits::kRowsUnderPv > 0) { softmax.finish_row(Traits::kRowsUnderPv - 1); }
-      warpgroup_wait<0>();
-      warpgroup_fence_operand(tOrO);
-      release(v);
-      if constexpr (Traits::kRescalesSeldom) { softmax.rescale_moved_output(tOrO); }
-      softmax.template exponentiate<Traits::kRowsUnderPv, kRowsPerThread>(tSrS);
-      convert(tSrS);
-      if constexpr (!Traits::kRescalesSeldom) { softmax.rescale_output(tOrO); }
+      if constexpr (kind.kCapped && !kind.kMasked && Traits::kCapsByPolynomial) {
+        cap_and_exponentiate(v);
+      } else {
+        update_max(tSrS, n, kind);
+        exponentiate(v, softmax.scaled());
+      }
     };
 
     bool const skips_blocks = Traits::kSkips && range.end < work.range.end;
@@ -305,7 +345,8 @@ struct CollectiveMainloop {
       }
     };
     auto const capped_blocks = [&]() __attribute__((always_inline)) {
-      all_blocks(conditional_t<kRoomForSoftcap, CappedBlock, CappedMaskedBlock>{}, CappedMaskedBlock{});
+      constexpr bool kUnmasked = kRoomForSoftcap || Traits::kCapsByPolynomial;
+      all_blocks(conditional_t<kUnmasked, CappedBlock, CappedMaskedBlock>{}, CappedMaskedBlock{});
     };
     constexpr Calls kCalls = Traits::kTile.calls;
     if constexpr (kCalls == Calls::kCapped) {

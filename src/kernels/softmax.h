@@ -60,11 +60,30 @@ __device__ __forceinline__ float sum_with(float max, float sum, SoftmaxParams co
   return sum == 0.0F && max > params.lowest_score ? NAN : sum;
 }
 
+// Of the four threads that hold a row.
+__device__ __forceinline__ float max_of_quad(float x) {
+  x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 1));
+  return fmaxf(x, __shfl_xor_sync(0xffffffff, x, 2));
+}
+
 // A 64 x N accumulator ((2, 2, N / 8), 1, 1) as (row, column) of this thread: (2, (2, N / 8)).
 template <class Accumulator>
 __device__ __forceinline__ auto rows_view(Accumulator& acc) {
   constexpr int kGroups = decltype(size(acc))::value / 4;
   return make_tensor(acc.data(), Layout<Shape<_2, Shape<_2, Int<kGroups>>>, Stride<_2, Stride<_1, _4>>>{});
+}
+
+// The largest scores of a thread's rows.
+template <class Accumulator>
+__device__ __forceinline__ void max_of_rows(Accumulator& acc, float (&max)[kRowsPerThread]) {
+  auto const rows = rows_view(acc);
+  CUTE_UNROLL
+  for (int r = 0; r < kRowsPerThread; ++r) {
+    max[r] = rows(r, 0);
+    CUTE_UNROLL
+    for (int c = 1; c < size<1>(rows); ++c) { max[r] = fmaxf(max[r], rows(r, c)); }
+    max[r] = max_of_quad(max[r]);
+  }
 }
 
 // The first columns of a 64 x N accumulator.
@@ -122,17 +141,16 @@ struct OnlineSoftmax {
       float const before = row_max[r];
       CUTE_UNROLL
       for (int c = 0; c < size<1>(rows); ++c) { row_max[r] = fmaxf(row_max[r], rows(r, c)); }
-      row_max[r] = fmaxf(row_max[r], __shfl_xor_sync(0xffffffff, row_max[r], 1));
-      row_max[r] = fmaxf(row_max[r], __shfl_xor_sync(0xffffffff, row_max[r], 2));
-      bool moves = true;
-      if constexpr (kSlack > 0) {
-        moves = (row_max[r] - before) * scale_log2 > static_cast<float>(kSlack);
-        row_max[r] = moves ? row_max[r] : before;
-      }
-      offset[r] = exponent(r);
-      rescale[r] = moves ? exp2_approx(exponent_of(before, scale_log2, kHeadroom) - offset[r]) : 1.0F;
-      row_sum[r] *= rescale[r];
+      row_max[r] = max_of_quad(row_max[r]);
+      move_from(r, before);
     }
+  }
+
+  // The same for a block whose maximum of row r is known.
+  __device__ __forceinline__ void update_max(int r, float block_max) {
+    float const before = row_max[r];
+    row_max[r] = fmaxf(before, block_max);
+    move_from(r, before);
   }
 
   // Takes in row r of other keys: first the largest of their maxima; then, what O of keys with a maximum is to be
@@ -147,15 +165,21 @@ struct OnlineSoftmax {
     return exp2_approx(exponent_of(other_max, scale_log2, kHeadroom) - exponent(r));
   }
 
-  // Scores of the rows [kBegin, kEnd) -> probabilities relative to the row maximum so far, in place.
-  template <int kBegin, int kEnd, class Scores>
-  __device__ __forceinline__ void exponentiate(Scores& scores) {
+  // The exponent of 2 of a score, less that of what becomes 1.
+  __device__ __forceinline__ auto scaled() const {
+    return [this](float score, float offset) { return score * scale_log2 - offset; };
+  }
+
+  // Scores of the rows [kBegin, kEnd) -> probabilities relative to the row maximum so far, in place. `exponent_less`:
+  // scaled(), or that of other scores.
+  template <int kBegin, int kEnd, class Scores, class ExponentLess>
+  __device__ __forceinline__ void exponentiate(Scores& scores, ExponentLess const& exponent_less) {
     auto rows = rows_view(scores);
     CUTE_UNROLL
     for (int r = kBegin; r < kEnd; ++r) {
       CUTE_UNROLL
       for (int c = 0; c < size<1>(rows); ++c) {
-        rows(r, c) = exp2_approx(rows(r, c) * scale_log2 - offset[r]);
+        rows(r, c) = exp2_approx(exponent_less(rows(r, c), offset[r]));
         row_sum[r] += rows(r, c);
       }
     }
@@ -182,6 +206,19 @@ struct OnlineSoftmax {
       CUTE_UNROLL
       for (int c = 0; c < size<1>(rows); ++c) { rows(r, c) *= rescale[r]; }
     }
+  }
+
+ private:
+  // The maximum of row r was `before`, and is now row_max.
+  __device__ __forceinline__ void move_from(int r, float before) {
+    bool moves = true;
+    if constexpr (kSlack > 0) {
+      moves = (row_max[r] - before) * scale_log2 > static_cast<float>(kSlack);
+      row_max[r] = moves ? row_max[r] : before;
+    }
+    offset[r] = exponent(r);
+    rescale[r] = moves ? exp2_approx(exponent_of(before, scale_log2, kHeadroom) - offset[r]) : 1.0F;
+    row_sum[r] *= rescale[r];
   }
 };
 

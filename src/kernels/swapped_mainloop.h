@@ -13,7 +13,7 @@
 #include "kernels/output_rows.h"
 #include "kernels/params.h"
 #include "kernels/ring.h"
-#include "kernels/scores.h"
+#include "kernels/softcap.h"
 #include "kernels/softmax.h"
 #include "kernels/thread_columns.h"
 #include "kernels/tile_work.h"

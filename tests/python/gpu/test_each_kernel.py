@@ -28,7 +28,7 @@ def test_dense(kernel):
             Case("a short prompt", 300, 300, causal=True, **of(kernel)),
             Case("a long prompt", 2100, 2100, **of(kernel)),
             Case("a window of packed heads", 700, 700, heads_q=8, heads_k=1, window=(127, 0), **of(kernel)),
-            Case("softcap", 300, 500, softcap=20.0, **of(kernel)),
+            Case("softcap", 300, 500, softcap=50.0, **of(kernel)),
             Case("one query", 1, 3000, **of(kernel)),
         ]
     )
@@ -42,7 +42,7 @@ def test_lengths_on_the_device(kernel):
             Batch("packed keys", (300, 1, 70), (300, 400, 70), causal=True, **of(kernel)),
             Batch("pages", (300, 1, 70), (3000, 4000, 70), keys="paged", causal=True, num_splits=0, **of(kernel)),
             Batch("pages of one key", (200, 9), (700, 300), keys="paged", page_size=1, num_splits=0, **of(kernel)),
-            Batch("softcap", (300, 1), (500, 900), keys="paged", softcap=20.0, num_splits=0, **of(kernel)),
+            Batch("softcap", (300, 1), (500, 900), keys="paged", softcap=50.0, num_splits=0, **of(kernel)),
             Batch("up to 32 rows", (16, 3), (700, 300), keys="paged", causal=True, num_splits=0, **of(kernel)),
             Batch(
                 "the same by a schedule",

@@ -66,7 +66,7 @@ CASES = [
         causal=True,
     ),
     Batch("prompts", **PROMPTS, keys="paged", page_size=128, causal=True),
-    Batch("d 64, softcap", **MIXED, keys="paged", head_dim=64, softcap=20.0, causal=True),
+    Batch("d 64, softcap", **MIXED, keys="paged", head_dim=64, softcap=50.0, causal=True),
     Batch("fp16, d 256", **MIXED, keys="paged", head_dim=256, dtype="fp16", causal=True),
     Batch("(192, 128), one K/V head", **MIXED, keys="paged", head_dim=192, head_dim_v=128, heads_k=1, causal=True),
 ]

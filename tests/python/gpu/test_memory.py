@@ -136,6 +136,7 @@ POISONED = [
     Case("chunks that no tile divides", 500, 900, chunk=200),
     Case("causal chunks", 500, 900, chunk=200, causal=True),
     Case("softcap in a window", 600, 900, window=(100, 30), softcap=5.0, sinks="fp32"),
+    Case("softcap, scores in the range of the polynomial", 500, 900, causal=True, softcap=50.0),
     Case("more queries than keys", 700, 300, causal=True),
     Case("decode in a window", 1, 2000, window=(300, 0), causal=True, heads_q=8, heads_k=1),
 ]

@@ -46,7 +46,7 @@ def random_case(seed: int) -> Case:
         causal=r.random() < 0.5,
         window=window if r.random() < 0.5 else (-1, -1),
         chunk=r.choice([0, 0, 0, r.randint(1, 600), 128]),
-        softcap=r.choice([0.0, 0.0, 0.0, round(r.uniform(0.5, 40.0), 3)]),
+        softcap=r.choice([0.0, 0.0, 0.0, round(r.uniform(0.5, 80.0), 3)]),
         sinks=r.choice(["", "", "fp32", "bf16", "fp16"]),
         scale=r.choice([None, None, None, round(r.uniform(0.01, 0.5 if dtype == "bf16" else 0.15), 4)]),
         inputs=r.choice(["normal"] * 6 + INPUT_KINDS),
