@@ -243,20 +243,21 @@ struct CollectiveMainloop {
       start(tSrS, n, kind);
     };
 
-    auto const exponentiate = [&](State const& v, auto const& exponent_less) __attribute__((always_inline)) {
-      softmax.template exponentiate<0, Traits::kRowsUnderPv>(tSrS, exponent_less);
-      if constexpr (Traits::kRowsUnderPv > 0) { softmax.finish_row(Traits::kRowsUnderPv - 1); }
+    // P of the block -> tOrP, once O += P V of the block before has read it. `rows_done`: how many of the thread's rows
+    // have their probabilities.
+    auto const finish_block = [&](State const& v, auto rows_done) __attribute__((always_inline)) {
       warpgroup_wait<0>();
       warpgroup_fence_operand(tOrO);
       release(v);
       if constexpr (Traits::kRescalesSeldom) { softmax.rescale_moved_output(tOrO); }
-      softmax.template exponentiate<Traits::kRowsUnderPv, kRowsPerThread>(tSrS, exponent_less);
+      softmax.template exponentiate<decltype(rows_done)::value, kRowsPerThread>(tSrS, softmax.scaled());
       convert(tSrS);
       if constexpr (!Traits::kRescalesSeldom) { softmax.rescale_output(tOrO); }
     };
-    // A block that needs no mask, with softcap: the polynomial if it serves all rows of the warp. tanh leaves scores in
-    // their order, so that their maxima are known before it.
-    auto const cap_and_exponentiate = [&](State const& v) __attribute__((always_inline)) {
+    // Scores of a block that needs no mask, with softcap -> probabilities. The polynomial if it serves all rows of the
+    // warp. tanh leaves scores in their order, so that their maxima are known before it. No wait for a product may be
+    // on one side alone: warps of a warpgroup wait by the same instruction.
+    auto const cap_and_exponentiate = [&]() __attribute__((always_inline)) {
       CapPolynomial const& polynomial = params.softmax.cap_polynomial;
       float const inner = params.softmax.softcap_inner;
       float largest[kRowsPerThread];
@@ -272,12 +273,12 @@ struct CollectiveMainloop {
       if (__all_sync(0xffffffff, serves)) {
         CUTE_UNROLL
         for (int r = 0; r < kRowsPerThread; ++r) { softmax.update_max(r, capped[r]); }
-        exponentiate(v, polynomial);
+        softmax.template exponentiate<0, kRowsPerThread>(tSrS, polynomial);
       } else {
         CUTE_UNROLL
         for (int r = 0; r < kRowsPerThread; ++r) { softmax.update_max(r, softcapped(largest[r], inner)); }
         apply_softcap<kRoomForSoftcap ? 4 : 1>(tSrS, inner);
-        exponentiate(v, softmax.scaled());
+        softmax.template exponentiate<0, kRowsPerThread>(tSrS, softmax.scaled());
       }
     };
 
@@ -298,10 +299,13 @@ struct CollectiveMainloop {
       warpgroup_fence_operand(tSrS);
       release(k);
       if constexpr (kind.kCapped && !kind.kMasked && Traits::kCapsByPolynomial) {
-        cap_and_exponentiate(v);
+        cap_and_exponentiate();
+        finish_block(v, Int<kRowsPerThread>{});
       } else {
         update_max(tSrS, n, kind);
-        exponentiate(v, softmax.scaled());
+        softmax.template exponentiate<0, Traits::kRowsUnderPv>(tSrS, softmax.scaled());
+        if constexpr (Traits::kRowsUnderPv > 0) { softmax.finish_row(Traits::kRowsUnderPv - 1); }
+        finish_block(v, Int<Traits::kRowsUnderPv>{});
       }
     };
 

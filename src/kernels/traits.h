@@ -93,8 +93,8 @@ struct AttentionTraits {
   static constexpr bool kStartsPlain = kHeadDim <= 64 && !kOneBlock;
 
   // How many of a thread's two rows of exponentials fit under O += P V; the others hide the rescaling of O and the
-  // rounding of P. Figures in docs/performance-notes.md. With softcap one row has no registers with head dim 96.
-  static constexpr int kRowsUnderPv = kHeadDimV <= 64 ? 0 : kHeadDimV <= 128 && !kCapsByPolynomial ? 1 : 2;
+  // rounding of P. Figures in docs/performance-notes.md.
+  static constexpr int kRowsUnderPv = kHeadDimV <= 64 ? 0 : kHeadDimV <= 128 ? 1 : 2;
 
   // Tiles for few queries: K and V are read by one tile of each head, O is stored from registers, and the CTAs of a
   // cluster may share a tile's keys.

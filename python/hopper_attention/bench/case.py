@@ -32,7 +32,7 @@ class Case:
     best known, goal_read of the read rate, goal_us at most so many us, goal_over_us at most so many more than K and V
     take at the read rate, within on times of our implementations (see `peers`; those that it names run). seconds: GPU
     time for all implementations together; fill: all of it is used, which short calls do not need. peers: the only ones to
-    run beside ours; () is all.
+    run beside ours; () is all. size_q: what standard normal numbers are multiplied by to make q.
     """
 
     suite: str
@@ -63,6 +63,7 @@ class Case:
     seconds: float = 0.4
     fill: bool = False
     peers: tuple[str, ...] = ()
+    size_q: float = 1.0
 
     @property
     def dv(self) -> int:

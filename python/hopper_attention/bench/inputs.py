@@ -50,6 +50,9 @@ def make(case: Case, device: torch.device | str, seed: int = 0, sets: int | None
     def normal(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator, device=device, dtype=dtype)
 
+    def queries(*leading: int) -> torch.Tensor:
+        return normal(*leading, case.heads_q, case.head_dim).mul_(case.size_q)
+
     def int32(values: list[int]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int32, device=device)
 
@@ -72,11 +75,11 @@ def make(case: Case, device: torch.device | str, seed: int = 0, sets: int | None
         width = max(per_sequence, case.room // case.page_size)
         tables = torch.full((sets, case.batch, width), UNUSED_PAGE, dtype=torch.int32, device=device)
         tables[:, :, :per_sequence] = order.reshape(sets, case.batch, per_sequence)
-        return [Inputs(normal(*leading_q, case.heads_q, case.head_dim), k, v, page_table=t, **fixed) for t in tables]
+        return [Inputs(queries(*leading_q), k, v, page_table=t, **fixed) for t in tables]
     leading_k = (sum(k_lengths),) if packed else (case.batch, max(k_lengths))
     return [
         Inputs(
-            normal(*leading_q, case.heads_q, case.head_dim),
+            queries(*leading_q),
             normal(*leading_k, case.heads_k, case.head_dim),
             normal(*leading_k, case.heads_k, case.dv),
             page_table=None,

@@ -208,6 +208,28 @@ def engine() -> list[Case]:
             goal=1.0,
         ),
         Case(suite, "softcap 50, 32/16, d128, b2 8k", 2, 8192, 8192, 32, 16, 128, softcap=50.0, goal=1.15),
+        Case(
+            *(suite, "softcap 50, large scores, 32/16, d128, b2 8k", 2, 8192, 8192, 32, 16, 128),
+            softcap=50.0,
+            size_q=8.0,
+            goal=1.0,
+        ),
+        *(
+            Case(
+                suite,
+                f"softcap 50, {name}16/8, d256, b2 8k",
+                2,
+                8192,
+                8192,
+                16,
+                8,
+                256,
+                softcap=50.0,
+                window=window,
+                goal=1.0,
+            )
+            for name, window in (("", (-1, -1)), ("window (4095, 0), ", (4095, 0)))
+        ),
         *(
             Case(
                 suite, f"512 on 16k, page {page}, 32/8, d128", 4, 512, 16384, 32, 8, 128, call="varlen", page_size=page
