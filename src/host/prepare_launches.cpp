@@ -31,7 +31,7 @@ SoftmaxParams softmax_params(Problem const& problem) {
   return {.scale_log2 = static_cast<float>(scale_log2),
           .softcap_inner = capped ? static_cast<float>(scale / problem.softcap) : 0.0F,
           .lowest_score = static_cast<float>(-std::ldexp(1.0, 126) / std::max(1.0, scale_log2)),
-          .cap_polynomial = capped ? cap_polynomial(scale, problem.softcap) : CapPolynomial{}};
+          .cap_polynomials = capped ? cap_polynomials(scale, problem.softcap) : CapPolynomials{}};
 }
 
 PageParams page_params(TileConfig const& tile, Problem const& problem) {

@@ -1,4 +1,4 @@
-// Softcap as a polynomial of the score, for blocks whose scores allow it.
+// Softcap as a polynomial of the score, for blocks whose scores allow it: one for small scores and one for larger ones.
 #pragma once
 
 #include <algorithm>
@@ -9,19 +9,25 @@
 
 namespace hopper_attention {
 
-// softcap * tanh(score * softmax scale / softcap) as exponent of 2: three FMA instructions a score, where tanh takes at
-// least 1.25 operations of the exponential unit and as many instructions again. Scores below the range come out lower
-// than they are.
+// softcap * tanh(score * softmax scale / softcap) as exponent of 2, by odd powers of the score: kTerms FMA instructions
+// a score more than without softcap, where tanh takes at least 1.25 operations of the exponential unit and as many
+// instructions again. The highest power has a positive coefficient, so that scores below the range come out lower than
+// they are.
+template <int kTerms>
 struct CapPolynomial {
-  float linear = 0, cubic = 0, quintic = 0;
-  float per_exponent = 0;  // exponents of 2 -> tanh
-  float most = 0;          // of the scores of a block
-  float least = 0;         // of the largest score of a row so far, as tanh
+  float of_power[kTerms] = {};  // of score, score^3, ...
+  float per_exponent = 0;       // exponents of 2 -> tanh
+  float most = 0;               // of the scores of a block
+  float least = 0;              // of the largest score of a row so far
+  float least_tanh = 0;         // the same as tanh
+  float surely_from = 0;        // max(least, 0)
 
   // Exponent over score.
   HA_HOST_DEVICE float slope(float score) const {
     float const square = score * score;
-    return fmaf(square, fmaf(square, quintic, cubic), linear);
+    float sum = of_power[kTerms - 1];
+    for (int i = kTerms - 2; i >= 0; --i) { sum = fmaf(square, sum, of_power[i]); }
+    return sum;
   }
 
   // The exponent of a score, less `offset`.
@@ -29,30 +35,60 @@ struct CapPolynomial {
 
   HA_HOST_DEVICE float tanh_of(float score) const { return score * slope(score) * per_exponent; }
 
-  // Whether it serves a row in a block with this maximum. `capped`: of the blocks before, too, as tanh.
-  HA_HOST_DEVICE bool serves(float block_max, float capped) const { return block_max <= most && capped >= least; }
+  // Whether it serves a row in a block with this maximum, whatever was in the blocks before.
+  HA_HOST_DEVICE bool surely_serves(float block_max) const { return (block_max >= surely_from) & (block_max <= most); }
+  // The same where the largest score of these was `before`, as tanh.
+  HA_HOST_DEVICE bool serves(float block_max, float before) const {
+    return (block_max <= most) & ((block_max >= least) | (before >= least_tanh));
+  }
 };
 
-// tanh(x) = x (c0 + c1 x^2 + c2 x^4) for |x| <= 0.375, by Remez' algorithm: the relative error is at most 4.2e-6, that
-// of a score of 18.75 8e-5, where the LSE may be wrong by 2e-4. A key below the range weighs at most e^-14.5 beside the
-// largest one: a million of these change the LSE by less than 1.4e-4. Serves no row where softcap is below 20.2, and
-// none where a coefficient is no normal number.
-inline CapPolynomial cap_polynomial(double scale, double softcap) {
-  constexpr double kMostX = 0.375;
-  constexpr double kMostScore = 18.75;
-  constexpr double kWeightless = 14.5;
+// tanh(x) = x (c0 + c1 x^2 + ...) for |x| <= most_x, by Remez' algorithm with the relative error as weight.
+template <int kTerms>
+struct TanhFit {
+  double of_power[kTerms];
+  double most_x;
+  // Of scores after the cap: their error stays below 8.3e-5, where the LSE may be wrong by 2e-4.
+  double most_score;
+  // How far below the largest score of a row the range has to reach: what is wrong with a million keys below it changes
+  // the LSE by less than 1.8e-4.
+  double weightless;
+};
+inline constexpr TanhFit<3> kNarrowFit{{0.99999580, -0.33278609, 0.12268611}, 0.375, 18.75, 14.5};  // within 4.4e-6
+inline constexpr TanhFit<5> kWideFit{
+    {0.99999773, -0.33318372, 0.13171844, -0.04763825, 0.01085477}, 0.8777, 35.0, 20.0};  // within 2.3e-6
+
+// Serves no row where softcap is too small for such a range, and none where a coefficient is no normal number.
+template <int kTerms>
+CapPolynomial<kTerms> cap_polynomial(TanhFit<kTerms> const& fit, double scale, double softcap) {
   double const exponents = scale / std::log(2.0);
   double const inner = scale / softcap;
-  double const most = std::min(kMostX * softcap, kMostScore);
-  CapPolynomial const cap{.linear = static_cast<float>(0.99999580 * exponents),
-                          .cubic = static_cast<float>(-0.33278609 * exponents * inner * inner),
-                          .quintic = static_cast<float>(0.12268611 * exponents * std::pow(inner, 4)),
-                          .per_exponent = static_cast<float>(std::log(2.0) / softcap),
-                          .most = static_cast<float>(most / scale),
-                          .least = static_cast<float>(kWeightless / softcap - std::tanh(most / softcap))};
-  bool const is_precise = std::isnormal(cap.linear) && std::isnormal(cap.cubic) && std::isnormal(cap.quintic);
-  CapPolynomial const never{.most = -std::numeric_limits<float>::infinity()};
-  return is_precise && cap.least < std::tanh(most / softcap) ? cap : never;
+  double const most_tanh = std::min(std::tanh(fit.most_x), fit.most_score / softcap);
+  double const least_tanh = fit.weightless / softcap - most_tanh;
+  CapPolynomial<kTerms> cap{.per_exponent = static_cast<float>(std::log(2.0) / softcap),
+                            .most = static_cast<float>(std::atanh(most_tanh) / inner),
+                            .least_tanh = static_cast<float>(least_tanh)};
+  bool serves = least_tanh < most_tanh;
+  for (int i = 0; i < kTerms; ++i) {
+    cap.of_power[i] = static_cast<float>(fit.of_power[i] * exponents * std::pow(inner, 2 * i));
+    serves = serves && std::isnormal(cap.of_power[i]);
+  }
+  if (!serves) {
+    constexpr float kInfinity = std::numeric_limits<float>::infinity();
+    return {.most = -kInfinity, .least = kInfinity, .least_tanh = kInfinity, .surely_from = kInfinity};
+  }
+  cap.least = static_cast<float>(std::atanh(least_tanh) / inner);
+  cap.surely_from = std::max(cap.least, 0.0F);
+  return cap;
+}
+
+struct CapPolynomials {
+  CapPolynomial<3> narrow;
+  CapPolynomial<5> wide;
+};
+
+inline CapPolynomials cap_polynomials(double scale, double softcap) {
+  return {cap_polynomial(kNarrowFit, scale, softcap), cap_polynomial(kWideFit, scale, softcap)};
 }
 
 }  // namespace hopper_attention

@@ -5,6 +5,7 @@
 
 #include "kernels/cute.h"
 
+#include "kernels/capped_block.h"
 #include "kernels/params.h"
 #include "kernels/ring.h"
 #include "kernels/scores.h"
@@ -72,7 +73,7 @@ struct CollectiveMainloop {
   // Registers for one reciprocal of four scores, and for a loop over capped blocks that are not masked.
   static constexpr bool kRoomForSoftcap = Traits::kHeadDimV <= 128;
   // Descriptors of Q are made anew for each block, where no registers are left to keep them.
-  static constexpr bool kForgetsQueries = Traits::kCapsByPolynomial && Traits::kHeadDim > 128;
+  static constexpr bool kForgetsQueries = Traits::kCapsByPolynomial;
 
   AttentionParams const& params;
   SharedStorage& shared;
@@ -225,7 +226,7 @@ struct CollectiveMainloop {
     // The first block: nothing to overlap with yet.
     auto const start = [&](auto& scores, int n, auto kind) __attribute__((always_inline)) {
       update_max(scores, n, kind);
-      softmax.template exponentiate<0, kRowsPerThread>(scores, softmax.scaled());
+      softmax.template exponentiate<0, kRowsPerThread, true>(scores, softmax.scaled());
       convert(scores);
     };
     // At the diagonal and at the end of the keys, the rows of a warp often see no more than its left half.
@@ -254,43 +255,16 @@ struct CollectiveMainloop {
       convert(tSrS);
       if constexpr (!Traits::kRescalesSeldom) { softmax.rescale_output(tOrO); }
     };
-    // Scores of a block that needs no mask, with softcap -> probabilities. The polynomial if it serves all rows of the
-    // warp. tanh leaves scores in their order, so that their maxima are known before it. No wait for a product may be
-    // on one side alone: warps of a warpgroup wait by the same instruction.
-    auto const cap_and_exponentiate = [&]() __attribute__((always_inline)) {
-      CapPolynomial const& polynomial = params.softmax.cap_polynomial;
-      float const inner = params.softmax.softcap_inner;
-      float largest[kRowsPerThread];
-      float capped[kRowsPerThread];
-      bool serves = true;
-      max_of_rows(tSrS, largest);
-      CUTE_UNROLL
-      for (int r = 0; r < kRowsPerThread; ++r) {
-        capped[r] = polynomial.tanh_of(largest[r]);
-        bool const exists = seen.row[r].end > 0;
-        serves = serves && (!exists || polynomial.serves(largest[r], fmaxf(capped[r], softmax.row_max[r])));
-      }
-      if (__all_sync(0xffffffff, serves)) {
-        CUTE_UNROLL
-        for (int r = 0; r < kRowsPerThread; ++r) { softmax.update_max(r, capped[r]); }
-        softmax.template exponentiate<0, kRowsPerThread>(tSrS, polynomial);
-      } else {
-        CUTE_UNROLL
-        for (int r = 0; r < kRowsPerThread; ++r) { softmax.update_max(r, softcapped(largest[r], inner)); }
-        apply_softcap<kRoomForSoftcap ? 4 : 1>(tSrS, inner);
-        softmax.template exponentiate<0, kRowsPerThread>(tSrS, softmax.scaled());
-      }
-    };
-
     // S of block n is issued first; O += P V of block n + 1 runs under its softmax.
     auto const step = [&](int n, auto kind) __attribute__((always_inline)) {
       State const k = Traits::Order::k_of_step(read);
       State const v = Traits::Order::v_of_step(read);
-      wait(k);
-      turns.wait(in_turns);
+      // Descriptors of Q in front of the turn: behind it they were 4 % of a step.
       int q_buffer = buffer;
       if constexpr (kForgetsQueries) { asm volatile("" : "+r"(q_buffer)); }
-      cute::Tensor tSrQ = queries(thread_qk, q_buffer);                             // (MMA, 1, D / 16)
+      cute::Tensor tSrQ = queries(thread_qk, q_buffer);  // (MMA, 1, D / 16)
+      wait(k);
+      turns.wait(in_turns);
       gemm_async<GMMA::ScaleOut::Zero>(mma_qk, tSrQ, tSrK(_, _, _, k.slot), tSrS);  // S = Q @ K_n.T
       wait(v);
       gemm_async<GMMA::ScaleOut::One>(mma_pv, tOrP, tOrV(_, _, _, v.slot), tOrO);  // O += P @ V_(n+1)
@@ -299,7 +273,7 @@ struct CollectiveMainloop {
       warpgroup_fence_operand(tSrS);
       release(k);
       if constexpr (kind.kCapped && !kind.kMasked && Traits::kCapsByPolynomial) {
-        cap_and_exponentiate();
+        cap_and_exponentiate<kRoomForSoftcap ? 4 : 1>(softmax, tSrS, seen, params.softmax);
         finish_block(v, Int<kRowsPerThread>{});
       } else {
         update_max(tSrS, n, kind);

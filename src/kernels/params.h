@@ -60,7 +60,7 @@ struct SoftmaxParams {
   float softcap_inner;  // softmax scale / softcap, 0 without softcap
   float lowest_score;   // what maxima begin with, so that they and their exponents of 2 are finite: -inf less itself is
                         // NaN. Scores below count as -inf.
-  CapPolynomial cap_polynomial{};  // of softcap
+  CapPolynomials cap_polynomials{};  // of softcap
 };
 
 // Results of parts of tiles, to be merged by the combine kernel, or by the CTA that leaves the last one.

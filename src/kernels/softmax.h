@@ -73,17 +73,50 @@ __device__ __forceinline__ auto rows_view(Accumulator& acc) {
   return make_tensor(acc.data(), Layout<Shape<_2, Shape<_2, Int<kGroups>>>, Stride<_2, Stride<_1, _4>>>{});
 }
 
-// The largest scores of a thread's rows.
-template <class Accumulator>
-__device__ __forceinline__ void max_of_rows(Accumulator& acc, float (&max)[kRowsPerThread]) {
-  auto const rows = rows_view(acc);
+// The same as raise_maxima(), right where what comes out is not negative: as integers, positive floats are in order,
+// negative ones in reverse. The maximum of three integers is one instruction, that of three floats two.
+template <class Scores>
+__device__ __forceinline__ void raise_if_positive(Scores const& scores, float (&max)[kRowsPerThread]) {
+  auto const rows = rows_view(scores);
   CUTE_UNROLL
   for (int r = 0; r < kRowsPerThread; ++r) {
-    max[r] = rows(r, 0);
+    int largest = __float_as_int(max[r]);
     CUTE_UNROLL
-    for (int c = 1; c < size<1>(rows); ++c) { max[r] = fmaxf(max[r], rows(r, c)); }
-    max[r] = max_of_quad(max[r]);
+    for (int c = 0; c < size<1>(rows); c += 2) {
+      largest = __vimax3_s32(largest, __float_as_int(rows(r, c)), __float_as_int(rows(r, c + 1)));
+    }
+    largest = max_of(largest, __shfl_xor_sync(0xffffffff, largest, 1));
+    largest = max_of(largest, __shfl_xor_sync(0xffffffff, largest, 2));
+    max[r] = __int_as_float(largest);
   }
+}
+
+// Mends what came out negative: all of the row's scores are then, and `before` was. All threads.
+template <class Scores>
+__device__ __forceinline__ void mend_negative(Scores const& scores, float const (&before)[kRowsPerThread],
+                                              float (&max)[kRowsPerThread]) {
+  if (!__any_sync(0xffffffff, (__float_as_int(max[0]) | __float_as_int(max[1])) < 0)) { return; }
+  auto const rows = rows_view(scores);
+  CUTE_UNROLL
+  for (int r = 0; r < kRowsPerThread; ++r) {
+    unsigned nearest = __float_as_uint(before[r]);
+    CUTE_UNROLL
+    for (int c = 0; c < size<1>(rows); c += 2) {
+      nearest = __vimin3_u32(nearest, __float_as_uint(rows(r, c)), __float_as_uint(rows(r, c + 1)));
+    }
+    nearest = min(nearest, __shfl_xor_sync(0xffffffff, nearest, 1));
+    nearest = min(nearest, __shfl_xor_sync(0xffffffff, nearest, 2));
+    if (__float_as_int(max[r]) < 0) { max[r] = __uint_as_float(nearest); }
+  }
+}
+
+// Raises `max` of a thread's rows by a block of scores; NaN raises it to NaN, or not at all if its sign is set. All
+// threads.
+template <class Scores>
+__device__ __forceinline__ void raise_maxima(Scores const& scores, float (&max)[kRowsPerThread]) {
+  float const before[kRowsPerThread] = {max[0], max[1]};
+  raise_if_positive(scores, max);
+  mend_negative(scores, before, max);
 }
 
 // The first columns of a 64 x N accumulator.
@@ -102,8 +135,10 @@ __device__ __forceinline__ auto operand_view(Accumulator& acc) {
 
 // kHeadroom: probabilities are held as 2^kHeadroom times their value, sums and O likewise, until the division at the
 // end. kSlack: the maximum moves only when scores exceed it by more than that, in exponents of 2, so that probabilities
-// reach 2^(kHeadroom + kSlack); with 0 it always moves.
-template <int kHeadroom, int kSlack>
+// reach 2^(kHeadroom + kSlack); with 0 it always moves. kMaxOfThree: maxima by integers. kSumsBlocks: each block is
+// summed by itself. Small probabilities of many keys, added one by one to a sum near 1, are each rounded to a multiple
+// of 2^-23.
+template <int kHeadroom, int kSlack, bool kMaxOfThree, bool kSumsBlocks>
 struct OnlineSoftmax {
   float scale_log2;               // scores -> exponents of 2
   float row_max[kRowsPerThread];  // of the scores, at least lowest_score; up to kSlack exponents of 2 below the maximum
@@ -135,15 +170,20 @@ struct OnlineSoftmax {
   // Takes a block of scores into the row maxima.
   template <class Scores>
   __device__ __forceinline__ void update_max(Scores const& scores) {
-    auto const rows = rows_view(scores);
-    CUTE_UNROLL
-    for (int r = 0; r < kRowsPerThread; ++r) {
-      float const before = row_max[r];
+    float const before[kRowsPerThread] = {row_max[0], row_max[1]};
+    if constexpr (kMaxOfThree) {
+      raise_maxima(scores, row_max);
+    } else {
+      auto const rows = rows_view(scores);
       CUTE_UNROLL
-      for (int c = 0; c < size<1>(rows); ++c) { row_max[r] = fmaxf(row_max[r], rows(r, c)); }
-      row_max[r] = max_of_quad(row_max[r]);
-      move_from(r, before);
+      for (int r = 0; r < kRowsPerThread; ++r) {
+        CUTE_UNROLL
+        for (int c = 0; c < size<1>(rows); ++c) { row_max[r] = fmaxf(row_max[r], rows(r, c)); }
+        row_max[r] = max_of_quad(row_max[r]);
+      }
     }
+    CUTE_UNROLL
+    for (int r = 0; r < kRowsPerThread; ++r) { move_from(r, before[r]); }
   }
 
   // The same for a block whose maximum of row r is known.
@@ -171,17 +211,19 @@ struct OnlineSoftmax {
   }
 
   // Scores of the rows [kBegin, kEnd) -> probabilities relative to the row maximum so far, in place. `exponent_less`:
-  // scaled(), or that of other scores.
-  template <int kBegin, int kEnd, class Scores, class ExponentLess>
+  // scaled(), or that of other scores. kFirst: no block was before.
+  template <int kBegin, int kEnd, bool kFirst = false, class Scores, class ExponentLess>
   __device__ __forceinline__ void exponentiate(Scores& scores, ExponentLess const& exponent_less) {
     auto rows = rows_view(scores);
     CUTE_UNROLL
     for (int r = kBegin; r < kEnd; ++r) {
+      float sum = kSumsBlocks || kFirst ? 0.0F : row_sum[r];
       CUTE_UNROLL
       for (int c = 0; c < size<1>(rows); ++c) {
         rows(r, c) = exp2_approx(exponent_less(rows(r, c), offset[r]));
-        row_sum[r] += rows(r, c);
+        sum = (kSumsBlocks || kFirst) && c == 0 ? rows(r, c) : sum + rows(r, c);
       }
+      row_sum[r] = kSumsBlocks && !kFirst ? row_sum[r] + sum : sum;
     }
   }
 

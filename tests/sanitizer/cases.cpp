@@ -82,6 +82,19 @@ Case but(Case changed, Change change) {
   return changed;
 }
 
+// Warps of a tile have scores for which softcap takes other ways.
+Case capped(int head_dim, int head_dim_v) {
+  return {.why = "dense: softcap in all its forms, d " + std::to_string(head_dim) + ", " + std::to_string(head_dim_v),
+          .queries = {200},
+          .keys = {430},
+          .heads_q = 2,
+          .heads_k = 2,
+          .head_dim = head_dim,
+          .head_dim_v = head_dim_v,
+          .softcap = 50.0,
+          .sizes_of_q = true};
+}
+
 std::vector<Case> make() {
   std::vector<Case> found{
       {.why = "dense: one query, one key", .queries = {1}, .keys = {1}, .heads_q = 1, .heads_k = 1},
@@ -95,6 +108,12 @@ std::vector<Case> make() {
        .window_right = 5,
        .softcap = 5.0,
        .sinks = true},
+      capped(64, 64),
+      capped(96, 96),
+      capped(128, 128),
+      capped(192, 128),
+      capped(192, 192),
+      capped(256, 256),
       {.why = "dense: chunks, no LSE", .queries = {130}, .keys = {200}, .causal = true, .chunk = 48, .lse = false},
       {.why = "dense: heads packed into a tile", .queries = {5, 5}, .keys = {300, 300}, .heads_q = 8, .heads_k = 1},
       {.why = "dense: fp16, d 64",

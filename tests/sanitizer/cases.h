@@ -44,6 +44,7 @@ struct Case {
   int window_right = -1;
   int chunk = 0;
   double softcap = 0.0;
+  bool sizes_of_q = false;  // scores of three sizes, and negative ones, each for as many rows as a warp has
   bool sinks = false;
   bool lse = true;
   int cp_world = 1;

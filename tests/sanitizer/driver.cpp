@@ -73,6 +73,19 @@ Rows random_rows(int rows, int heads, int columns, DataType dtype, std::uint32_t
   return found;
 }
 
+// Scores up to some 4, 30 and 200 in turn, and such that are all negative.
+void make_sizes(Rows& q, Rows& k, DataType dtype) {
+  constexpr int kRowsOfWarp = 16;
+  constexpr float kSizes[] = {1.0F, 8.0F, 50.0F, 1.0F};
+  std::size_t const of_row = static_cast<std::size_t>(q.heads) * static_cast<std::size_t>(q.columns);
+  for (std::size_t i = 0; i < q.values.size(); ++i) {
+    std::size_t const group = i / of_row / kRowsOfWarp % 4;
+    bool const is_first = i % static_cast<std::size_t>(q.columns) == 0;
+    q.values[i] = group == 3 && is_first ? -30.0F : rounded(q.values[i] * kSizes[group], dtype);
+  }
+  for (std::size_t i = 0; i < k.values.size(); i += static_cast<std::size_t>(k.columns)) { k.values[i] = 4.0F; }
+}
+
 float angle(int position, int i) { return static_cast<float>(position) * 0.05F + static_cast<float>(i) * 0.01F; }
 
 // Columns 2i, 2i + 1 (interleaved) or i, i + R / 2 turned by the angle of position and i; rounded as the kernel rounds.
@@ -101,6 +114,7 @@ class Call {
     if (c.sinks) {
       for (int h = 0; h < c.heads_q; ++h) { sinks_.push_back(normal(static_cast<std::uint32_t>(1000 + h))); }
     }
+    if (c.sizes_of_q) { make_sizes(q_, k_, c.dtype); }
     place_keys();
     make_queries();
     make_lengths();

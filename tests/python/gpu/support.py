@@ -197,6 +197,15 @@ INPUT_KINDS = [
 ]
 
 
+def with_scores(case: Case, of_row: torch.Tensor, of_key: torch.Tensor) -> dict[str, Any]:
+    """Inputs of a case in which the score of row i and key j is of_row[i] + of_key[j], times the scale."""
+    tensors = make_inputs(case)
+    q, k = torch.zeros_like(tensors["q"]), torch.zeros_like(tensors["k"])
+    q[..., 0], k[..., 0] = of_row[:, None].to(q), 1
+    q[..., 1], k[..., 1] = 1, of_key[:, None].to(k)
+    return {**tensors, "q": q, "k": k}
+
+
 def attend(case: Case, tensors: dict[str, Any], **given: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """(out, lse) of the call, under the forced choices of the case; out alone if `given` says so."""
     forced = force_plan(**dict(case.forced)) if case.forced else contextlib.nullcontext()
@@ -224,12 +233,13 @@ class Worst:
     judged: int = 0
     random: int = 0
 
-    def add(self, result: gates.GateResult, case: Case) -> None:
+    def add(self, result: gates.GateResult, case: Case, what: str = "") -> None:
+        """`what` tells of inputs that are not those of the case."""
         self.judged += 1
         found = {"elementwise": result.elementwise, "rms": result.rms_ratio, "lse": result.lse_ratio or 0.0}
         for name, value in found.items():
             if value > self.values[name]:
-                self.values[name], self.cases[name] = value, case.line().removeprefix("reproduce: ")
+                self.values[name], self.cases[name] = value, what or case.line().removeprefix("reproduce: ")
 
 
 WORST = Worst()
@@ -250,6 +260,15 @@ def problem_of(case: Case) -> str:
 def judge(case: Case) -> None:
     """Fails with the reproduction line unless the case passes the gates."""
     judge_all([case])
+
+
+def judge_tensors(case: Case, tensors: dict[str, Any], **given: Any) -> None:
+    """The same with other inputs than those of the case, which its `why` has to tell, and options of the call."""
+    result = verdict(case, tensors, *attend(case, tensors, **given))
+    what = f"{case.why}; {case.dtype}, head dims {case.dims}, inputs of the test"
+    WORST.add(result, case, what)
+    if not result:
+        pytest.fail(f"{what}: {result.message}", pytrace=False)
 
 
 def judge_all(cases: Iterable[Case]) -> int:
