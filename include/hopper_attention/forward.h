@@ -111,6 +111,8 @@ struct KernelPlan {
   int partial_rows = 0;            // query rows of each
   int least_queries = 0;           // of the sequences that it takes
   int most_queries = std::numeric_limits<int>::max();
+  int tiles_of_group = 1;     // of few queries: of a sequence and group of heads, each with blocks of its own
+  bool packed_tiles = false;  // as many for each sequence as hold the queries that it has
   bool merges_parts = false;  // the block that leaves the last part of a tile does, not the combine kernel
   bool shares_parts = false;  // its parts of tiles lie in the slots of the last kernel
   int equal_parts = 1;        // of each tile, a block for each, which follow from their index
@@ -134,7 +136,7 @@ struct Plan {
       0;  // of a dense call: head groups (of all sequences) whose tiles run together, so that their K and V stay in L2
   bool listed = false;  // tiles come from the schedule of the step, not from their index alone; where those of many
                         // queries have ranks (KernelPlan), tiles of few queries
-  int cluster = 0;      // thread blocks that share each tile of few queries, one for each sequence and group of heads,
+  int cluster = 0;      // thread blocks that share each tile of few queries, of each sequence and group of heads,
                         // and merge in shared memory; 0: tiles are shared out in another way
   // With a schedule, which knows on the device what lengths are and not only their bound:
   int cluster_if_alike = 0;       // as cluster, if it finds no sequence much longer than the others; 0: not asked

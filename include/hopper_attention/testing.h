@@ -18,6 +18,7 @@ struct ForcedPlan {
   int num_splits = 0;      // at least 2: tiles are cut, each into at most so many parts; 0 leaves the choice open
   int cluster = 0;  // thread blocks that share a tile of few queries, a power of 2 up to 16; -1: none do; of those that
                     // share tiles of many queries, 2, 3, 4 or 8; 0 leaves the choice open
+  bool one_tile = false;  // no sequence has several tiles of 32 rows instead of a larger one
 };
 
 // Applies to calls of forward() on the calling thread until called again; nullopt ends it. Returns what was in force

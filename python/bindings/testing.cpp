@@ -169,16 +169,18 @@ void bind_testing(nb::module_& module) {
       .def(
           "__init__",
           [](ForcedPlan* self, int rows, int keys, int stages, int packed_heads, int heads_per_pass, int ctas,
-             int num_splits, int cluster) {
+             int num_splits, int cluster, bool one_tile) {
             new (self) ForcedPlan{.tile = {.rows = rows, .keys = keys, .stages = stages},
                                   .packed_heads = packed_heads,
                                   .heads_per_pass = heads_per_pass,
                                   .ctas = ctas,
                                   .num_splits = num_splits,
-                                  .cluster = cluster};
+                                  .cluster = cluster,
+                                  .one_tile = one_tile};
           },
           nb::kw_only(), nb::arg("rows") = 0, nb::arg("keys") = 0, nb::arg("stages") = 0, nb::arg("packed_heads") = 0,
-          nb::arg("heads_per_pass") = 0, nb::arg("ctas") = 0, nb::arg("num_splits") = 0, nb::arg("cluster") = 0);
+          nb::arg("heads_per_pass") = 0, nb::arg("ctas") = 0, nb::arg("num_splits") = 0, nb::arg("cluster") = 0,
+          nb::arg("one_tile") = false);
   module.def("force_plan", &testing::force_plan, nb::arg("forced").none(),
              "For tests: applies to calls of forward() on this thread until called again; None ends it. Returns what "
              "was in force before.");

@@ -270,7 +270,7 @@ class ForcedPlan:
     For tests: choices that the plan would not make; 0 leaves a choice open.
     """
 
-    def __init__(self, *, rows: int = 0, keys: int = 0, stages: int = 0, packed_heads: int = 0, heads_per_pass: int = 0, ctas: int = 0, num_splits: int = 0, cluster: int = 0) -> None: ...
+    def __init__(self, *, rows: int = 0, keys: int = 0, stages: int = 0, packed_heads: int = 0, heads_per_pass: int = 0, ctas: int = 0, num_splits: int = 0, cluster: int = 0, one_tile: bool = False) -> None: ...
 
 def force_plan(forced: ForcedPlan | None) -> ForcedPlan | None:
     """

@@ -10,7 +10,9 @@ namespace hopper_attention {
 // All but where the schedule of the step lies.
 inline ClusterParams cluster_params(Plan const& plan, KernelPlan const& kernel, int heads_q) {
   ClusterParams p;
-  p.tiles_of_sequence = FastDivmod(heads_q / plan.packed_heads);
+  p.head_groups = FastDivmod(heads_q / plan.packed_heads);
+  p.tiles_of_group = FastDivmod(kernel.tiles_of_group);
+  p.packed = kernel.packed_tiles;
   p.by_schedule = plan.cluster_if_alike > 0 || plan.draws_if_whole;
   p.size = cluster_of(plan, kernel);
   if (p.size == 0 && !p.by_schedule) { return p; }
@@ -20,8 +22,9 @@ inline ClusterParams cluster_params(Plan const& plan, KernelPlan const& kernel, 
   p.tiles = static_cast<int>(kernel.most_tiles);
   // Blocks 2i and 2i + 1 of a grid go to a pair of SMs, which share a way to memory.
   p.every_other = p.by_schedule && p.size == 1 && kernel.ctas % 2 == 0 && 2 * p.tiles <= kernel.ctas;
-  p.fetches_early = p.on() && p.size == 1 && p.of_tile == 1 && p.tiles > p.at_once && !plan.makes_schedule &&
-                    plan.kernels.size() == 1;
+  bool const several = kernel.packed_tiles || kernel.tiles_of_group > 1;
+  p.fetches_early = p.on() && p.size == 1 && p.of_tile == 1 && p.tiles > p.at_once && !several &&
+                    !plan.makes_schedule && plan.kernels.size() == 1;
   p.own_first = card_share(plan, kernel) != CardShare::kTakes;
   if (kernel.tile.calls == Calls::kInParts) {
     p.longest_part = tile_shape(kernel.tile, plan.packed_heads, true).fixed_split;

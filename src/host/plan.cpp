@@ -1,6 +1,6 @@
 // Problem + device facts -> Plan. Pure: no pointers, no CUDA calls. Decides how the tiles of a call are shared out;
-// plan_dense.cpp, plan_clusters.cpp, plan_prefill.cpp, plan_pairs.cpp, plan_classes.cpp and plan_listed.cpp plan the
-// rest.
+// plan_dense.cpp, plan_clusters.cpp, plan_several.cpp, plan_prefill.cpp, plan_pairs.cpp, plan_classes.cpp and
+// plan_listed.cpp plan the rest.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -120,7 +120,8 @@ void share_out(PlanRequest const& request, Plan& plan) {
   if (plan.listed) { choose_schedule(request, plan, reason); }
   if (clusters) {
     if (!plan.listed) {
-      because(plan, "schedule", "none: one tile for each sequence and group of heads, all at once or short");
+      because(plan, "schedule", "none: ", request.several_tiles > 0 ? "several tiles" : "one tile",
+              " for each sequence and group of heads, all at once or short");
     }
     plan_clusters(request, plan);
   } else if (plan.listed) {
@@ -160,8 +161,8 @@ void take_kernels_by_index(Problem const& problem, Plan& plan) {
 }  // namespace
 
 Plan testing::plan_with(Problem const& problem, DeviceInfo const& device, ForcedPlan const& forced) {
-  PlanRequest const request{problem, device, forced};
-  check(request);
+  PlanRequest const asked{problem, device, forced};
+  check(asked);
   Plan plan;
   plan.dtype = problem.dtype;
   because(plan, "problem", text_of(problem));
@@ -171,7 +172,7 @@ Plan testing::plan_with(Problem const& problem, DeviceInfo const& device, Forced
     because(plan, "kernel", "none: the output has no elements");
     return plan;
   }
-  share_out(request, plan);
+  share_out(take_several_tiles(asked, plan), plan);
   take_kernels_by_index(problem, plan);
   KernelPlan const& first = plan.kernels.front();
   plan.kernel = first.family;
@@ -184,12 +185,12 @@ Plan testing::plan_with(Problem const& problem, DeviceInfo const& device, Forced
 Plan plan(Problem const& problem, DeviceInfo const& device) { return testing::plan_with(problem, device, {}); }
 
 std::string Plan::explain() const {
+  bool const tiles_are_bounds = listed || kernels.size() > 1 || (kernels.size() == 1 && kernels.front().packed_tiles);
   std::string text =
       kernel == KernelFamily::kNone
           ? std::string("plan: nothing to run\n")
           : concat("plan: ", family_name(kernel), " kernel, ", dtype_name(dtype), ", tile ", tile.rows, "x", tile.keys,
-                   ", ", listed || kernels.size() > 1 ? "up to " : "", counted(tiles, "tile"), " on ",
-                   counted(ctas, "block"),
+                   ", ", tiles_are_bounds ? "up to " : "", counted(tiles, "tile"), " on ", counted(ctas, "block"),
                    kernels.size() > 1 ? concat(", and ", kernels.size() == 2 ? "a decode kernel" : "2 decode kernels")
                                       : "",
                    "\n");

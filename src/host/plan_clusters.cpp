@@ -57,9 +57,9 @@ bool fits_one_split(PlanRequest const& request, TileConfig const& tile) {
   return request.problem.mask.cp_world <= 1 && request.most_keys_of_tile(tile) <= kFixedSplitKeys;
 }
 
-// Thread blocks that share each tile, where there is one for each sequence and group of heads and all of them run at
-// once, or are short, or are drawn; 0: a schedule is better. Sequences that are much longer than the others would leave
-// most of the card idle, which is bounded by what a block may have to read.
+// Thread blocks that share each tile, where all tiles of the call run at once, or are short, or are drawn; 0: a
+// schedule is better. Sequences that are much longer than the others would leave most of the card idle, which is
+// bounded by what a block may have to read.
 int cluster_size(PlanRequest const& request) {
   Problem const& problem = request.problem;
   testing::ForcedPlan const& forced = request.forced;
@@ -69,7 +69,8 @@ int cluster_size(PlanRequest const& request) {
   TileConfig const tile = request.tile_row(request.decode_use()).tile;
   if (problem.batch_invariant && !fits_one_split(request, tile)) { return cluster_for_fixed_parts(request, tile); }
   TileShare const share = share_of_tile(request, tile);
-  if (forced.cluster > 0) { return share.size; }  // 1 with batch_invariant, whose tiles are whole here
+  if (forced.cluster > 0) { return share.size; }         // 1 with batch_invariant, whose tiles are whole here
+  if (request.several_tiles > 0) { return share.size; }  // take_several_tiles() has compared
   if (request.forces_tile() || forced.packed_heads != 0 || forced.heads_per_pass != 0) { return 0; }
 
   std::int64_t const tiles = request.tiles_of_few();
@@ -93,7 +94,8 @@ int cluster_size(PlanRequest const& request) {
 // Long tiles that are more than the blocks of the grid, where a schedule has their order.
 bool draws_tiles(PlanRequest const& request) {
   TileConfig const tile = request.tile_row(request.decode_use()).tile;
-  return request.problem.ragged && request.tiles_of_few() > request.most_ctas(tile) &&
+  // A schedule has no order of several tiles of a sequence.
+  return request.problem.ragged && request.several_tiles == 0 && request.tiles_of_few() > request.most_ctas(tile) &&
          request.blocks_of_tile(tile) > kMostBlocksOfShortTile;
 }
 
@@ -203,10 +205,10 @@ void plan_clusters(PlanRequest const& request, Plan& plan) {
   std::int64_t const ctas = kernel.most_tiles * plan.cluster * of_tile;
   kernel.ctas = static_cast<int>(plan.cluster * of_tile > 1 ? ctas : std::min<std::int64_t>(ctas, most));
   because(plan, "grid", counted(kernel.ctas, "block"), " of ", kernel.threads, " threads for ",
-          plan.listed ? "up to " : "", counted(kernel.most_tiles, "tile"));
+          plan.listed || kernel.packed_tiles ? "up to " : "", counted(kernel.most_tiles, "tile"));
   if (of_tile > 1) {
     kernel.may_split = true;
-    kernel.partial_rows = static_cast<int>(request.rows_of_sequence());
+    kernel.partial_rows = static_cast<int>(request.rows_of_few());
     kernel.partial_slots = kernel.most_tiles * of_tile;
   }
   // A combine kernel lets the next call begin: one of 32k keys takes 12.6 us instead of 14.4, though clusters of that

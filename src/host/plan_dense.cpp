@@ -35,12 +35,6 @@ struct Candidate {
   double us = 0;       // with its share of the time that SMs are idle
 };
 
-std::string microseconds(double us) {
-  if (std::isinf(us)) { return "-"; }  // of a forced tile that is not for such calls
-  auto const tenths = static_cast<std::int64_t>(us * 10 + 0.5);
-  return us < 100 ? concat(tenths / 10, ".", tenths % 10) : concat(tenths / 10);
-}
-
 std::string percent(double share) { return concat(static_cast<int>(share * 100.0 + 0.5), " %"); }
 
 // Query blocks of a head.

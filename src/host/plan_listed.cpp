@@ -26,8 +26,8 @@ constexpr MixedRounds kMixedRounds{1, 2, 3};
 // as many keys.
 constexpr MixedRounds kMixedRoundsOfPairs{1, 1, 0.5};
 
-// A sequence of the decode kernel is one tile; of the others each may end with a tile that is not full, and resized
-// ones may be one more. `queries`: of a tile, and of one that metadata count.
+// A sequence of the decode kernel is one tile as metadata count them; of the others each may end with a tile that is
+// not full, and resized ones may be one more. `queries`: of a tile, and of one that metadata count.
 std::int64_t most_tiles_of_group(Problem const& problem, KernelFamily family, int queries, bool resized) {
   if (family == KernelFamily::kDecode) { return problem.batch; }
   std::int64_t const full = problem.packed_q ? problem.total_q / queries + problem.batch
@@ -148,7 +148,13 @@ KernelPlan& choose_kernel(PlanRequest const& request, Plan& plan, TileUse use, b
       resized ? tile_shape(request.tile_row(TileUse::kRagged).tile, plan.packed_heads, false) : shape;
   int const queries = min_of(shape.queries, counted.queries);
   int const groups = problem.heads_q / plan.packed_heads;
-  kernel.most_tiles = most_tiles_of_group(problem, family, queries, resized) * groups;
+  bool const several = request.several_tiles > 0;
+  kernel.packed_tiles = several && has_packed_tiles(problem);
+  if (several && !kernel.packed_tiles) {
+    kernel.tiles_of_group = static_cast<int>(request.several_tiles / problem.batch);
+  }
+  kernel.most_tiles =
+      (several ? request.several_tiles : most_tiles_of_group(problem, family, queries, resized)) * groups;
   require(kernel.most_tiles <= kMaxTiles, "q: the problem has up to ", kernel.most_tiles, " tiles, at most ", kMaxTiles,
           " are possible; split the batch");
 

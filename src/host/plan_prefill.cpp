@@ -271,6 +271,20 @@ PrefillChoice choose_prefill(PlanRequest const& request) {
   return asks_for_splits ? choose_equal_parts(request, choice) : choice;
 }
 
+double us_of_choice(PlanRequest const& request, PrefillChoice const& choice) {
+  TileRow const& row = request.tile_row(choice.use);
+  if (choice.use == TileUse::kPaired) { return us_of_pairs(request, row, request.scheduled_packing()); }
+  if (choice.parts > 1) {
+    std::int64_t const blocks = ceil_div<std::int64_t>(keys_of_full_tile(request, row.tile), row.tile.keys);
+    return us_of_tile(row, static_cast<double>(ceil_div<std::int64_t>(blocks, choice.parts) * row.tile.keys)) +
+           kMergeUs;
+  }
+  double const whole = us_of_whole_tiles(request, row);
+  if (!choice.may_split) { return whole; }
+  return kScheduleUs +
+         std::min(whole, us_of_chunks(request, static_cast<double>(keys_of_full_tile(request, row.tile))));
+}
+
 PrefillChoice choose_scheduled(PlanRequest const& request, PrefillChoice const& choice) {
   Problem const& problem = request.problem;
   TileRow const* const parts = special_row(request, TileUse::kSmallParts);

@@ -1,6 +1,7 @@
 #include "host/plan_request.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <string>
 
@@ -47,7 +48,7 @@ bool PlanRequest::has_short_prompts() const {
   constexpr int kShort = 1024;
   TileRow const* const row = find_tile(problem.head_dim, problem.head_dim_v, TileUse::kDecode);
   bool const alone = row != nullptr && row->tile.per_sm == 1;
-  bool const many = tiles_of_few() > device.sm_count;
+  bool const many = groups_of_few() > device.sm_count;
   bool const is_forced = forces_tile() || forced.cluster != 0 || forced.num_splits != 0;
   if (!alone || !many || is_forced || problem.batch_invariant || problem.softcap != 0.0F) { return false; }
   std::int64_t const rows = rows_of_sequence();
@@ -58,6 +59,7 @@ bool PlanRequest::has_short_prompts() const {
 // The tile of a sequence must not depend on the others where its bits must not.
 TileUse PlanRequest::decode_use() const {
   if (problem.batch_invariant && rows_of_sequence() > kMostFewRows) { return TileUse::kDecode; }
+  if (several_tiles > 0) { return TileUse::kSomeRows; }
   return decodes() ? few_rows_use(problem.head_dim, problem.head_dim_v, rows_of_sequence())
                    : few_queries_use(problem.head_dim, problem.head_dim_v, scheduled_packing(), false);
 }
@@ -138,6 +140,12 @@ TileRow const& measured_row(TileRow const& row) {
 }
 
 std::string counted(std::int64_t number, char const* noun) { return concat(number, " ", noun, number == 1 ? "" : "s"); }
+
+std::string microseconds(double us) {
+  if (std::isinf(us)) { return "-"; }  // of a forced tile that is not for such calls
+  auto const tenths = static_cast<std::int64_t>(us * 10 + 0.5);
+  return us < 100 ? concat(tenths / 10, ".", tenths % 10) : concat(tenths / 10);
+}
 
 std::string megabytes(std::int64_t bytes) {
   std::int64_t const tenths = (bytes * 10 + (1 << 19)) >> 20;

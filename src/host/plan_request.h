@@ -41,6 +41,9 @@ struct PlanRequest {
   Problem const& problem;
   DeviceInfo const& device;
   testing::ForcedPlan const& forced;
+  // Of few queries: tiles of all sequences and one group of heads, where they may be more than one for each sequence
+  // (take_several_tiles()); else 0.
+  std::int64_t several_tiles = 0;
 
   int ratio() const { return problem.heads_q / problem.heads_k; }
   int available_sms() const { return max_of(1, device.sm_count - problem.sm_margin); }
@@ -54,12 +57,15 @@ struct PlanRequest {
   int scheduled_packing() const { return hopper_attention::scheduled_packing(problem.heads_q, problem.heads_k); }
   int scheduled_groups() const { return problem.heads_q / scheduled_packing(); }
 
-  // Tiles of a call of few queries: one for each sequence and group of heads.
-  std::int64_t tiles_of_few() const { return std::int64_t{problem.batch} * scheduled_groups(); }
+  // Tiles of a call of few queries: one or more for each sequence and group of heads.
+  std::int64_t groups_of_few() const { return std::int64_t{problem.batch} * scheduled_groups(); }
+  std::int64_t tiles_of_few() const { return several_tiles > 0 ? several_tiles * scheduled_groups() : groups_of_few(); }
 
   // Few enough queries that one slab holds those of all heads of a K/V head.
   std::int64_t rows_of_sequence() const { return std::int64_t{problem.seqlen_q} * scheduled_packing(); }
-  bool decodes() const { return rows_of_sequence() <= kSlabRows && !has_short_prompts(); }
+  // That a tile of few queries has.
+  std::int64_t rows_of_few() const { return several_tiles > 0 ? kMostSomeRows : rows_of_sequence(); }
+  bool decodes() const { return several_tiles > 0 || (rows_of_sequence() <= kSlabRows && !has_short_prompts()); }
   // Sequences with more rows than the tiles for few queries that read fast hold, on so few keys that what a tile takes
   // beside them counts. A tile of 64 rows that has an SM for itself computes, starts and ends one after the other: 256
   // sequences of 64 queries and keys, 16 heads, d128, 144 us, by a tile of 128x128 86; on 1k 578 and 542.
@@ -141,6 +147,10 @@ int slow_readers_beside_prefill(PlanRequest const& request, TileConfig const& ti
 // Thread blocks for many queries that take as long for a unit each as memory takes to bring as many units of few.
 int prefill_at_par(PlanRequest const& request, TileConfig const& few);
 
+// plan_several.cpp: the request, with several tiles of 32 rows for a sequence and group of heads where these take less
+// time than what else there is.
+PlanRequest take_several_tiles(PlanRequest const& request, Plan& plan);
+
 // plan_prefill.cpp
 PrefillChoice choose_prefill(PlanRequest const& request);
 // The same where a schedule shares the tiles out, which may then cut those of fewer rows, too.
@@ -155,6 +165,8 @@ TileRow const* special_row(PlanRequest const& request, TileUse use);
 // That of tiles with one block, if it holds what the mask leaves to a tile. It depends neither on other sequences nor
 // on bounds, so that it is for batch_invariant, too.
 TileRow const* window_row(PlanRequest const& request);
+// Microseconds of the call, but for what every call takes.
+double us_of_choice(PlanRequest const& request, PrefillChoice const& choice);
 // Keys that a full tile of a packed q may see, whatever max_seqlen_q is.
 std::int64_t keys_of_full_tile(PlanRequest const& request, TileConfig const& tile);
 // Microseconds of a tile that sees `keys`.
@@ -205,6 +217,7 @@ void because(Plan& plan, char const* decision, Parts const&... parts) {
 }
 
 std::string megabytes(std::int64_t bytes);
+std::string microseconds(double us);
 std::string counted(std::int64_t number, char const* noun);  // "1 tile", "2 tiles"
 
 }  // namespace hopper_attention

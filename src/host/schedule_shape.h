@@ -52,6 +52,9 @@ inline int query_rows_of_sequence(Problem const& problem) {
   return static_cast<int>(problem.packed_q && problem.batch == 1 ? problem.total_q : problem.seqlen_q);
 }
 
+// Whether several tiles of a sequence are as many as hold its queries, whatever the bound on these is.
+inline bool has_packed_tiles(Problem const& problem) { return problem.packed_q && problem.batch > 1; }
+
 // Whether tiles are known but for how many of them sequences have, since there is one, or several that are alike.
 inline bool tiles_are_known(Problem const& problem) {
   return (problem.batch == 1 || !problem.ragged) && !problem.seqused_q && problem.mask.cp_world <= 1;

@@ -38,6 +38,15 @@ constexpr double kLargeClustersBytesPerUs[] = {1.2e6, 2.4e6, 2.6e6, 3.2e6, 4.1e6
 // them.
 constexpr std::int64_t kBytesWorthMoreReaders = std::int64_t{384} << 10;
 
+// Of a tile of 17 to 32 rows. One of 28 rows on 186 keys takes 7.3 us by one block and 8.3 by two.
+constexpr std::int64_t kKeysReadWhileMerging = 384;
+
+// What all blocks read together where several need the same keys, most of them from L2: 100 to 120 blocks with two to
+// seven tiles for each group of heads took 200 to 280 MB in 31 to 40 us.
+constexpr double kSharedBytesPerUs = 6.5e6;
+// A block with the tile of 64 rows, which its instructions bound.
+constexpr double kBlockOf64RowsBytesPerUs = 45e3;
+
 constexpr int kSmsForLargestCluster = 132;
 
 int sms_in_clusters(PlanRequest const& request, int size) {
@@ -48,7 +57,11 @@ int sms_in_clusters(PlanRequest const& request, int size) {
 // Why a tile is not shared by twice as many blocks; nullptr: it may be. Blocks are added while most of the SMs are idle
 // and each has keys to read.
 char const* limit_of_cluster(PlanRequest const& request, TileConfig const& tile, int size, int per_sm = 1) {
-  if (size >= request.blocks_of_tile(tile)) { return "more blocks would have no keys"; }
+  std::int64_t const blocks = request.blocks_of_tile(tile);
+  if (size >= blocks) { return "more blocks would have no keys"; }
+  if (request.rows_of_few() > kMostFewRows && blocks * tile.keys <= kKeysReadWhileMerging) {
+    return "merging would take longer than reading so few keys";
+  }
   if (!leaves_most_idle(request, size * request.tiles_of_few(), per_sm)) {
     return "enough SMs read to be nearly as fast as all";
   }
@@ -59,7 +72,7 @@ int forced_cluster(PlanRequest const& request, TileConfig const& tile) {
   int const size = request.forced.cluster;
   require(std::has_single_bit(static_cast<unsigned>(size)) && size <= kMostCluster,
           "cluster: must be a power of 2 up to ", kMostCluster, ", ", size, " was forced");
-  require(may_share_tiles(request) || size == 1, "cluster: ", request.rows_of_sequence(), " rows are more than ",
+  require(may_share_tiles(request) || size == 1, "cluster: ", request.rows_of_few(), " rows are more than ",
           kMostMergeRows, ", or num_splits is 1");
   require(shares_columns(tile, size), "cluster: the ", tile.head_dim_v, " columns of the tile cannot be shared by ",
           size, " blocks, ", kMergeColumns, " at a time");
@@ -77,25 +90,29 @@ bool cutting_pays_if_alike(PlanRequest const& request, TileConfig const& tile, i
                       cutting);
 }
 
-// K and V of all tiles.
-double bytes_of_tiles(PlanRequest const& request, TileConfig const& tile, std::int64_t blocks) {
-  return static_cast<double>(request.tiles_of_few() * blocks * request.bytes_of_block(tile));
+// K and V of all sequences.
+double bytes_of_keys(PlanRequest const& request, TileConfig const& tile, std::int64_t blocks) {
+  return static_cast<double>(request.groups_of_few() * blocks * request.bytes_of_block(tile));
 }
 
-// What the blocks of all tiles read in a us.
-double bytes_per_us(PlanRequest const& request, TileConfig const& tile, TileShare const& share) {
+// Until these are read from memory, and by the blocks of all tiles.
+double us_of_reading(PlanRequest const& request, TileConfig const& tile, TileShare const& share,
+                     std::int64_t blocks_of_tile) {
   std::int64_t const tiles = request.tiles_of_few();
   std::int64_t const blocks = share.blocks() * tiles;
-  double const by_blocks = static_cast<double>(blocks) * (tile.per_sm > 1 ? kOneOfTwoBytesPerUs : kBlockBytesPerUs);
+  double const bytes = bytes_of_keys(request, tile, blocks_of_tile);
+  double const bytes_of_tiles = bytes * static_cast<double>(tiles) / static_cast<double>(request.groups_of_few());
+  double by_blocks = static_cast<double>(blocks) * (tile.per_sm > 1 ? kOneOfTwoBytesPerUs : kBlockBytesPerUs);
+  if (request.several_tiles > 0) { by_blocks = std::min(by_blocks, kSharedBytesPerUs); }
   if (share.size > kPortableCluster && share.clusters == 1 && tiles <= std::ssize(kLargeClustersBytesPerUs)) {
-    return std::min(kLargeClustersBytesPerUs[tiles - 1], by_blocks);
+    return bytes_of_tiles / std::min(kLargeClustersBytesPerUs[tiles - 1], by_blocks);
   }
   std::int64_t const sms = request.available_sms();
   bool const may_pair = tile.per_sm > 1 && share.clusters == 1;  // on an SM
   bool const are_few = share.size < kPortableCluster ? 3 * blocks <= 2 * sms : 7 * blocks <= 4 * sms;
   bool const are_all = !may_pair && 6 * blocks >= 5 * sms;
   double const together = are_few || are_all ? kCardBytesPerUs : may_pair ? kUnevenPairsBytesPerUs : kUnevenBytesPerUs;
-  return std::min(together, by_blocks);
+  return std::max(bytes / together, bytes_of_tiles / by_blocks);
 }
 
 // Over the lengths of us_of_share().
@@ -167,8 +184,7 @@ std::int64_t share_bytes(PlanRequest const& request, TileConfig const& tile, int
 }
 
 bool may_share_tiles(PlanRequest const& request) {
-  return request.problem.num_splits != 1 && !request.problem.batch_invariant &&
-         request.rows_of_sequence() <= kMostMergeRows;
+  return request.problem.num_splits != 1 && !request.problem.batch_invariant && request.rows_of_few() <= kMostMergeRows;
 }
 
 TileShare share_of_tile(PlanRequest const& request, TileConfig const& tile) {
@@ -212,8 +228,22 @@ std::string reason_for_share(PlanRequest const& request, TileConfig const& tile,
 double us_of_tiles(PlanRequest const& request, TileConfig const& tile, TileShare const& share, std::int64_t blocks) {
   bool const by_one = share.clusters == 1 || blocks <= kFewBlocksOfShare * share.size;
   double const ends = by_one ? kEndsOfOneUs : share.size == 2 ? kEndsOfPairsUs : kEndsOfSeveralUs;
-  return ends +
-         bytes_of_tiles(request, tile, blocks) / bytes_per_us(request, tile, by_one ? TileShare{share.size, 1} : share);
+  return ends + us_of_reading(request, tile, by_one ? TileShare{share.size, 1} : share, blocks);
+}
+
+double us_of_whole_tiles_of_few(PlanRequest const& request) {
+  TileRow const& row = request.tile_row(TileUse::kDecode);
+  // Of a full tile, whatever the bound on queries is.
+  std::int64_t const keys =
+      request.most_keys_of_queries(tile_shape(row.tile, request.scheduled_packing(), false).queries);
+  std::int64_t const blocks = ceil_div<std::int64_t>(keys, row.tile.keys);
+  double const us_of_block = row.cost == kUnknownCost
+                                 ? static_cast<double>(request.bytes_of_block(row.tile)) / kBlockOf64RowsBytesPerUs
+                                 : row.cost.block * 1e-3;
+  double const of_memory = bytes_of_keys(request, row.tile, blocks) / kCardBytesPerUs;
+  double const whole = kEndsOfOneUs + std::max(of_memory, static_cast<double>(blocks) * us_of_block);
+  double const cut = kScheduleUs + kEndsOfUnitsUs + of_memory;
+  return request.problem.ragged && request.problem.num_splits != 1 ? std::min(whole, cut) : whole;
 }
 
 double us_of_share(PlanRequest const& request, TileConfig const& tile, TileShare const& share) {
@@ -226,7 +256,7 @@ double us_by_schedule(PlanRequest const& request, TileConfig const& tile) {
     if (!cutting_pays_if_alike(request, tile, one.size, blocks)) {
       return kScheduleUs + us_of_tiles(request, tile, one, blocks);
     }
-    return kScheduleUs + kEndsOfUnitsUs + bytes_of_tiles(request, tile, blocks) / kCardBytesPerUs;
+    return kScheduleUs + kEndsOfUnitsUs + bytes_of_keys(request, tile, blocks) / kCardBytesPerUs;
   });
 }
 

@@ -57,6 +57,10 @@ bool cutting_pays_if_alike(PlanRequest const& request, TileConfig const& tile, i
 // What tiles of so many key blocks each take, in us.
 double us_of_tiles(PlanRequest const& request, TileConfig const& tile, TileShare const& share, std::int64_t blocks);
 
+// The same of a tile of 64 rows for each sequence and group of heads, as long as may be, a block for each or cut where
+// a schedule can say so.
+double us_of_whole_tiles_of_few(PlanRequest const& request);
+
 // What tiles take that are as long as may be, and a quarter, a sixteenth and a 64th as long, together: a bound may be
 // what the page table has room for. The same where a schedule cuts tiles that are alike, if that pays, and otherwise a
 // cluster takes each.

@@ -26,9 +26,8 @@ class EarlyPrefetch {
     ClusterParams const& cluster = params.cluster;
     PageParams const& pages = params.load.pages;
     if (Traits::kGathers && pages.gathered()) { return; }  // there are no boxes
-    int const tile = static_cast<int>(blockIdx.x);
-    int batch = cluster.sequence(tile);
-    int const head = tile - batch * cluster.tiles_of_sequence.divisor;
+    Tile const tile = cluster.tile(blockIdx.x);
+    int batch = tile.batch;
     if (Traits::kDrawn && cluster.draws()) {
       int const* const order = where_is(cluster.metadata, schedule_stride(params.sequences.batch), kSequenceAt);
       batch = clamped(HintLoad::load(order + batch), 0, params.sequences.batch - 1);
@@ -36,7 +35,7 @@ class EarlyPrefetch {
     Sequence const sequence = sequence_at<HintLoad>(params.sequences, batch);
     bool const paged = pages.table != nullptr;
     int const box_keys = paged ? pages.box_keys : Traits::kKeys;
-    int const head_k = params.load.groups_per_head_k.quotient(head);
+    int const head_k = params.load.groups_per_head_k.quotient(tile.head);
     CUTE_NO_UNROLL
     for (int i = lane; i * box_keys < kKeys; i += 32) {
       int const key = sequence.len.k - 1 - i * box_keys;

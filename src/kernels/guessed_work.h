@@ -128,6 +128,7 @@ struct GuessedFact {
 
 // Of clusters that a guess may have chosen. The fact is read again together with the lengths of the first item, behind
 // the wait.
+template <class Tiles>
 class GuessedClusterSource {
  public:
   static constexpr bool kDraws = false;
@@ -149,7 +150,7 @@ class GuessedClusterSource {
   }
 
  private:
-  ClusterWorkSource source_;
+  ClusterWorkSource<Tiles> source_;
   GuessedFact fact_;
   int now_ = 0;
 };

@@ -98,4 +98,19 @@ class PerLane {
 #endif
 };
 
+// Of the lanes up to and with each.
+HA_HOST_DEVICE PerLane<int> sums_until_lane(PerLane<int> values) {
+#if defined(__CUDA_ARCH__)
+  int& sum = values[0];
+#pragma unroll
+  for (int step = 1; step < kLanes; step *= 2) {
+    int const before = __shfl_up_sync(0xffffffff, sum, step);
+    sum += static_cast<int>(threadIdx.x % kLanes) >= step ? before : 0;
+  }
+#else
+  for (int lane = 1; lane < kLanes; ++lane) { values[lane] += values[lane - 1]; }
+#endif
+  return values;
+}
+
 }  // namespace hopper_attention

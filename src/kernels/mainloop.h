@@ -226,7 +226,7 @@ struct CollectiveMainloop {
     // The first block: nothing to overlap with yet.
     auto const start = [&](auto& scores, int n, auto kind) __attribute__((always_inline)) {
       update_max(scores, n, kind);
-      softmax.template exponentiate<0, kRowsPerThread, Traits::kSumsFirst>(scores, softmax.scaled());
+      softmax.template exponentiate<0, kRowsPerThread, true>(scores, softmax.scaled());
       convert(scores);
     };
     // At the diagonal and at the end of the keys, the rows of a warp often see no more than its left half.
@@ -255,6 +255,7 @@ struct CollectiveMainloop {
       convert(tSrS);
       if constexpr (!Traits::kRescalesSeldom) { softmax.rescale_output(tOrO); }
     };
+
     // S of block n is issued first; O += P V of block n + 1 runs under its softmax.
     auto const step = [&](int n, auto kind) __attribute__((always_inline)) {
       State const k = Traits::Order::k_of_step(read);

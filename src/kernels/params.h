@@ -95,10 +95,10 @@ struct EpilogueParams : ResultParams {
 
 inline constexpr int kMostGuessedSequences = 128;  // of a schedule that is read twice
 
-// Clusters of CTAs that share a tile, one for each sequence and head group; where there are fewer CTAs than tiles, they
-// take them in turn, or draw them in the order of the schedule. Off with size 0. by_schedule: all this is so only if
-// the lengths in the schedule say that it is best (cuts_tiles()); with size 0 tiles are drawn if none is
-// cut. tiles_of_sequence is known in any case.
+// Clusters of CTAs that share a tile, one or more for each sequence and head group; where there are fewer CTAs than
+// tiles, they take them in turn, or draw them in the order of the schedule. Off with size 0. by_schedule: all this is
+// so only if the lengths in the schedule say that it is best (cuts_tiles()); with size 0 tiles are drawn if none is
+// cut. head_groups is known in any case.
 struct ClusterParams {
   int size = 0;
   bool by_schedule = false;
@@ -106,14 +106,16 @@ struct ClusterParams {
   int few_keys = 0;  // of a sequence whose tiles the first of several clusters takes alone
   int at_once = 0;   // tiles that the grid takes in a round
   int tiles = 0;
-  bool guesses = false;          // what the schedule says is read while the kernel before runs (guessed_work.h)
-  bool every_other = false;      // CTA takes a tile
-  bool fetches_early = false;    // CTAs fetch their first keys while the kernel before runs
-  bool own_first = true;         // where tiles are drawn, each CTA begins with that of its index
-  int longest_part = 0;          // where tiles are in fixed_parts(): blocks of the longest one that is not
-  FastDivmod ctas_of_tile;       // size * of_tile
-  FastDivmod tiles_of_sequence;  // head groups
-  int* metadata = nullptr;       // of the schedule, where tiles are drawn
+  bool guesses = false;        // what the schedule says is read while the kernel before runs (guessed_work.h)
+  bool every_other = false;    // CTA takes a tile
+  bool fetches_early = false;  // CTAs fetch their first keys while the kernel before runs
+  bool own_first = true;       // where tiles are drawn, each CTA begins with that of its index
+  int longest_part = 0;        // where tiles are in fixed_parts(): blocks of the longest one that is not
+  FastDivmod ctas_of_tile;     // size * of_tile
+  FastDivmod tiles_of_group;   // of a sequence and head group that have clusters of their own
+  bool packed = false;         // as many as hold the queries that it has; else tiles_of_group
+  FastDivmod head_groups;
+  int* metadata = nullptr;  // of the schedule, where tiles are drawn
 
   HA_HOST_DEVICE constexpr bool on() const { return size > 0 && !by_schedule; }
   HA_HOST_DEVICE constexpr bool draws() const { return metadata != nullptr; }
@@ -121,7 +123,11 @@ struct ClusterParams {
     if (every_other) { return cta % 2 == 0 ? cta / 2 : tiles; }
     return ctas_of_tile.quotient(cta);
   }
-  HA_HOST_DEVICE constexpr int sequence(int tile) const { return tiles_of_sequence.quotient(tile); }
+  // Where each sequence and head group has one.
+  HA_HOST_DEVICE constexpr Tile tile(int index) const {
+    int const batch = head_groups.quotient(index);
+    return {.m = 0, .head = index - batch * head_groups.divisor, .batch = batch};
+  }
   // Of the workspace, which takes the result of the CTA's cluster; -1: it is the whole tile.
   HA_HOST_DEVICE constexpr int slot(int cta) const { return of_tile > 1 ? cta >> log2_of(size) : -1; }
   HA_HOST_DEVICE constexpr bool first_takes_all(SeqlenQK len) const { return of_tile > 1 && len.k <= few_keys; }

@@ -1,6 +1,7 @@
 // Which tiles are in parts, and where the parts lie: what the combine kernel derives from the schedule alone.
 #pragma once
 
+#include "kernels/cluster_tiles.h"
 #include "kernels/host_device.h"
 #include "kernels/places.h"
 #include "kernels/split_combine_params.h"
@@ -84,11 +85,14 @@ HA_HOST_DEVICE PartedTile find_parted_tile(SplitCombineTask const& task, Sequenc
   ScheduleParams const& params = task.schedule;
   PartedTile parted;
   if (task.cluster.on()) {
-    int const place = params.head_groups.quotient(index);
-    sequence = sequence_at(sequences, place);
-    if (task.cluster.first_takes_all(sequence.len)) { return parted; }
-    parted.place = place;
-    parted.head = params.head_groups.remainder(index);
+    Tile const tile = tile_of_several(task.cluster, sequences, task.packing, index);
+    if (tile.batch < 0) { return parted; }
+    sequence = sequence_at(sequences, tile.batch);
+    bool const exists = tile.m == 0 || tile.m * task.packing.queries_per_slab < sequence.len.q;
+    if (!exists || task.cluster.first_takes_all(sequence.len)) { return parted; }
+    parted.place = tile.batch;
+    parted.head = tile.head;
+    parted.m = tile.m;
     int const first_slot = index * task.cluster.of_tile;
     parted.parts = {task.cluster.of_tile, first_slot, first_slot};
     return parted;

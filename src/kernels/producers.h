@@ -27,7 +27,9 @@ __device__ __forceinline__ void produce(AttentionParams const& params, typename 
   bool const by_cluster = params.cluster.size > 0 && (params.cluster.by_schedule || !params.cluster.draws());
   if (Traits::kDecode && by_cluster && (warp == ProducerWarp::kKeysValues || warp == ProducerWarp::kValues)) {
     int const tile = params.cluster.first_tile(blockIdx.x);
-    if (tile < params.cluster.tiles) { warm_pages(params.load.pages, params.cluster.sequence(tile)); }
+    if (tile < params.cluster.tiles && !params.cluster.packed) {
+      warm_pages(params.load.pages, Traits::ClusterTiles::tile(params, tile).batch);
+    }
   }
   GatherLoader<Traits> const gather{params.load, shared, loader.lane};
   auto const announce_loads = [&](TileWork const& work) __attribute__((always_inline)) {

@@ -1,6 +1,7 @@
 // The tiles of a few sequences in order of their length, without a schedule. A tile's rank counts the tiles before it.
 #pragma once
 
+#include "kernels/cluster_tiles.h"
 #include "kernels/lanes.h"
 #include "kernels/params.h"
 #include "kernels/sequence_work.h"
@@ -8,8 +9,6 @@
 #include "kernels/tile_scheduler.h"
 
 namespace hopper_attention {
-
-inline constexpr Tile kNoTile{0, 0, -1};
 
 // Whether tiles get longer along a sequence until they are as long as a window lets them be.
 HA_HOST_DEVICE constexpr bool tiles_rise(MaskParams const& mask) {

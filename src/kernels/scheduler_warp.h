@@ -21,7 +21,7 @@ template <class Traits, class Publish>
 __device__ __forceinline__ void publish_by_index(AttentionParams const& params, Publish publish_items) {
   int const cta = static_cast<int>(blockIdx.x);
   if (params.cluster.on()) {
-    ClusterWorkSource source(params, cta);
+    ClusterWorkSource<typename Traits::ClusterTiles> source(params, cta);
     start_role<Traits>(params);
     publish_items(source);
   } else {
@@ -78,7 +78,7 @@ __device__ __forceinline__ bool publish_few_queries(AttentionParams const& param
     return publish_items(ClusterPartsSource(params, Traits::kKeys, blockIdx.x));
   }
   if (from == WorkFrom::kClusters) {
-    GuessedClusterSource source(params, fact);
+    GuessedClusterSource<typename Traits::ClusterTiles> source(params, fact);
     start_role<Traits>(params);
     return publish_items(source);
   }

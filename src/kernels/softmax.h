@@ -60,17 +60,22 @@ __device__ __forceinline__ float sum_with(float max, float sum, SoftmaxParams co
   return sum == 0.0F && max > params.lowest_score ? NAN : sum;
 }
 
-// Of the four threads that hold a row.
-__device__ __forceinline__ float max_of_quad(float x) {
-  x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 1));
-  return fmaxf(x, __shfl_xor_sync(0xffffffff, x, 2));
-}
-
 // A 64 x N accumulator ((2, 2, N / 8), 1, 1) as (row, column) of this thread: (2, (2, N / 8)).
 template <class Accumulator>
 __device__ __forceinline__ auto rows_view(Accumulator& acc) {
   constexpr int kGroups = decltype(size(acc))::value / 4;
   return make_tensor(acc.data(), Layout<Shape<_2, Shape<_2, Int<kGroups>>>, Stride<_2, Stride<_1, _4>>>{});
+}
+
+// What `of_two` makes of a value of each of the four threads that hold a row.
+template <class Value, class OfTwo>
+__device__ __forceinline__ Value over_quad(Value x, OfTwo of_two) {
+  x = of_two(x, __shfl_xor_sync(0xffffffff, x, 1));
+  return of_two(x, __shfl_xor_sync(0xffffffff, x, 2));
+}
+
+__device__ __forceinline__ float max_of_quad(float x) {
+  return over_quad(x, [](float a, float b) { return fmaxf(a, b); });
 }
 
 // The same as raise_maxima(), right where what comes out is not negative: as integers, positive floats are in order,
@@ -85,9 +90,7 @@ __device__ __forceinline__ void raise_if_positive(Scores const& scores, float (&
     for (int c = 0; c < size<1>(rows); c += 2) {
       largest = __vimax3_s32(largest, __float_as_int(rows(r, c)), __float_as_int(rows(r, c + 1)));
     }
-    largest = max_of(largest, __shfl_xor_sync(0xffffffff, largest, 1));
-    largest = max_of(largest, __shfl_xor_sync(0xffffffff, largest, 2));
-    max[r] = __int_as_float(largest);
+    max[r] = __int_as_float(over_quad(largest, [](int a, int b) { return max_of(a, b); }));
   }
 }
 
@@ -104,8 +107,7 @@ __device__ __forceinline__ void mend_negative(Scores const& scores, float const 
     for (int c = 0; c < size<1>(rows); c += 2) {
       nearest = __vimin3_u32(nearest, __float_as_uint(rows(r, c)), __float_as_uint(rows(r, c + 1)));
     }
-    nearest = min(nearest, __shfl_xor_sync(0xffffffff, nearest, 1));
-    nearest = min(nearest, __shfl_xor_sync(0xffffffff, nearest, 2));
+    nearest = over_quad(nearest, [](unsigned a, unsigned b) { return min(a, b); });
     if (__float_as_int(max[r]) < 0) { max[r] = __uint_as_float(nearest); }
   }
 }
@@ -133,12 +135,19 @@ __device__ __forceinline__ auto operand_view(Accumulator& acc) {
                      Layout<Shape<Shape<_2, _2, _2>, _1, Int<kSteps>>, Stride<Stride<_1, _2, _4>, _0, _8>>{});
 }
 
+// How a block is reduced to the maximum and the sum of each row; what is fastest depends on what else a step does.
+struct BlockReductions {
+  bool max_by_integers = false;  // raise_maxima()
+  // Before it is added to the blocks before: small probabilities of many keys, added one by one to a sum near 1, are
+  // each rounded to a multiple of 2^-23.
+  bool sums_by_itself = false;
+  bool first_begins_sum = false;  // instead of being added to 0
+};
+
 // kHeadroom: probabilities are held as 2^kHeadroom times their value, sums and O likewise, until the division at the
 // end. kSlack: the maximum moves only when scores exceed it by more than that, in exponents of 2, so that probabilities
-// reach 2^(kHeadroom + kSlack); with 0 it always moves. kMaxOfThree: maxima by integers. kSumsBlocks: each block is
-// summed by itself. Small probabilities of many keys, added one by one to a sum near 1, are each rounded to a multiple
-// of 2^-23.
-template <int kHeadroom, int kSlack, bool kMaxOfThree, bool kSumsBlocks>
+// reach 2^(kHeadroom + kSlack); with 0 it always moves.
+template <int kHeadroom, int kSlack, BlockReductions kReductions>
 struct OnlineSoftmax {
   float scale_log2;               // scores -> exponents of 2
   float row_max[kRowsPerThread];  // of the scores, at least lowest_score; up to kSlack exponents of 2 below the maximum
@@ -171,7 +180,7 @@ struct OnlineSoftmax {
   template <class Scores>
   __device__ __forceinline__ void update_max(Scores const& scores) {
     float const before[kRowsPerThread] = {row_max[0], row_max[1]};
-    if constexpr (kMaxOfThree) {
+    if constexpr (kReductions.max_by_integers) {
       raise_maxima(scores, row_max);
     } else {
       auto const rows = rows_view(scores);
@@ -211,19 +220,21 @@ struct OnlineSoftmax {
   }
 
   // Scores of the rows [kBegin, kEnd) -> probabilities relative to the row maximum so far, in place. `exponent_less`:
-  // scaled(), or that of other scores. kFirst: no block was before.
-  template <int kBegin, int kEnd, bool kFirst = false, class Scores, class ExponentLess>
+  // scaled(), or that of other scores. kIsFirst: no block was before.
+  template <int kBegin, int kEnd, bool kIsFirst = false, class Scores, class ExponentLess>
   __device__ __forceinline__ void exponentiate(Scores& scores, ExponentLess const& exponent_less) {
+    constexpr bool kFirst = kIsFirst && kReductions.first_begins_sum;
+    constexpr bool kBegins = kFirst || kReductions.sums_by_itself;
     auto rows = rows_view(scores);
     CUTE_UNROLL
     for (int r = kBegin; r < kEnd; ++r) {
-      float sum = kSumsBlocks || kFirst ? 0.0F : row_sum[r];
+      float sum = kBegins ? 0.0F : row_sum[r];
       CUTE_UNROLL
       for (int c = 0; c < size<1>(rows); ++c) {
         rows(r, c) = exp2_approx(exponent_less(rows(r, c), offset[r]));
-        sum = (kSumsBlocks || kFirst) && c == 0 ? rows(r, c) : sum + rows(r, c);
+        sum = kBegins && c == 0 ? rows(r, c) : sum + rows(r, c);
       }
-      row_sum[r] = kSumsBlocks && !kFirst ? row_sum[r] + sum : sum;
+      row_sum[r] = kReductions.sums_by_itself && !kFirst ? row_sum[r] + sum : sum;
     }
   }
 

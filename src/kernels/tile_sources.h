@@ -1,6 +1,7 @@
 // The items of one CTA, one after the other, where each is a whole tile or a cluster's share of one.
 #pragma once
 
+#include "kernels/cluster_tiles.h"
 #include "kernels/host_device.h"
 #include "kernels/paired_tiles.h"
 #include "kernels/params.h"
@@ -190,8 +191,9 @@ HA_HOST_DEVICE int parts_of_tile(AttentionParams const& params, int keys, Sequen
   return may_have_several ? sequence_work(shape, params.mask, sequence.len).units : 1;
 }
 
-// Of a grid of clusters: tiles follow from their index. Sequences with more queries than a tile holds give it more
-// tiles.
+// Of a grid of clusters: tiles follow from their index (`Tiles`: OneTileEach or SeveralTilesEach). Where these are a
+// number for each sequence, those with more queries than they hold give their clusters more tiles.
+template <class Tiles>
 class ClusterWorkSource {
  public:
   static constexpr bool kDraws = false;
@@ -210,16 +212,21 @@ class ClusterWorkSource {
   template <class Draw>
   HA_HOST_DEVICE bool next(WorkItem& item, Sequence& sequence, Draw /*draw*/) {
     ClusterParams const& cluster = params_.cluster;
+    int const step = Tiles::kSeveral ? cluster.tiles_of_group.divisor : 1;
     // A slot of the workspace takes one tile.
-    if (item_.m > 0 && (item_.slot >= 0 || is_done(params_, sequence_, item_.m))) {
+    bool const takes_one = item_.slot >= 0 || (Tiles::kSeveral && cluster.packed);
+    if (item_.m >= step && (takes_one || is_done(params_, sequence_, item_.m))) {
       item_.m = 0;
       tile_ += cluster.at_once;
     }
     item = {};
     if (tile_ >= cluster.tiles) { return true; }
-    if (item_.m == 0) {
-      item_.place = cluster.sequence(tile_);
-      item_.head = tile_ - item_.place * cluster.tiles_of_sequence.divisor;
+    if (item_.m < step) {
+      Tile const tile = Tiles::tile(params_, tile_);
+      if (Tiles::kSeveral && tile.batch < 0) { return true; }
+      item_.place = tile.batch;
+      item_.head = tile.head;
+      item_.m = tile.m;
       sequence_ = sequence_at(params_.sequences, item_.place);
     }
     item = item_;
@@ -229,7 +236,7 @@ class ClusterWorkSource {
       item.slot = -1;
       if (item.first >= cluster.size) { item = {}; }  // nothing for the others, which have no second tile
     }
-    ++item_.m;
+    item_.m += step;
     return true;
   }
 
@@ -248,11 +255,12 @@ class ClusterPartsSource {
 
   HA_HOST_DEVICE ClusterPartsSource(AttentionParams const& params, int keys, int cta) : params_(params) {
     ClusterParams const& cluster = params.cluster;
-    int const tile = cluster.first_tile(cta);
-    int const rank = cta - tile * cluster.size;
-    if (tile >= cluster.tiles) { return; }
-    item_.place = cluster.sequence(tile);
-    item_.head = tile - item_.place * cluster.tiles_of_sequence.divisor;
+    int const index = cluster.first_tile(cta);
+    int const rank = cta - index * cluster.size;
+    if (index >= cluster.tiles) { return; }
+    Tile const tile = cluster.tile(index);
+    item_.place = tile.batch;
+    item_.head = tile.head;
     sequence_ = sequence_at(params.sequences, item_.place);
     item_.units = parts_of_tile(params, keys, sequence_);
     item_.in_cluster = item_.units > 1;
@@ -329,9 +337,10 @@ class DrawnTileSource {
       item_ = {};
       int const tile = draw(tiles_.draws);
       if (tile >= 0 && tile < tiles_.draws.count) {
-        int const of_list = params_.cluster.sequence(tile);
+        FastDivmod const& head_groups = params_.cluster.head_groups;
+        int const of_list = head_groups.quotient(tile);
         item_.place = tiles_.first + of_list;
-        item_.head = tile - of_list * params_.cluster.tiles_of_sequence.divisor;
+        item_.head = tile - of_list * head_groups.divisor;
         int const b = tiles_.order == nullptr ? item_.place : tiles_.order[item_.place];
         sequence_ = sequence_at(params_.sequences, clamped(b, 0, params_.sequences.batch - 1));
       }

@@ -4,6 +4,7 @@
 #include "kernels/cute.h"
 
 #include "hopper_attention/types.h"
+#include "kernels/cluster_tiles.h"
 #include "kernels/guessed_work.h"
 #include "kernels/paired_tiles.h"
 #include "kernels/part_arrivals.h"
@@ -83,13 +84,14 @@ struct AttentionTraits {
   static constexpr bool kHalf = is_same_v<Element, cutlass::half_t>;
   static constexpr int kSlack = kRescalesSeldom ? 5 : 0;
   static constexpr int kHeadroom = kHalf ? 15 : 0;
-  // With head dim 128 1.01 of the speed, with 256 as fast, with 64 0.99: a branch for rows without a score above 0.
-  static constexpr bool kMaxOfThree = kHeadDimV > 64 && !kSwapped;
-  // With head dim 64, where ptxas puts the rescaling of O behind the sums then, 0.975 of the speed.
-  static constexpr bool kSumsBlocks = kHeadDimV > 64;
-  // A tile's first block is not added to 0. Where blocks of head dim 64 follow, their loop has 0.985 of the speed then.
-  static constexpr bool kSumsFirst = kSumsBlocks || kOneBlock;
-  using Softmax = OnlineSoftmax<kHeadroom - (kHalf ? kSlack : 0), kSlack, kMaxOfThree, kSumsBlocks>;
+  static constexpr BlockReductions kReductions{
+      // With head dim 128 1.01 of the speed, with 256 as fast, with 64 0.99: a branch for rows without a score above 0.
+      .max_by_integers = kHeadDimV > 64 && !kSwapped,
+      // With head dim 64, where ptxas puts the rescaling of O behind the sums then, 0.975 of the speed.
+      .sums_by_itself = kHeadDimV > 64,
+      // Where blocks of head dim 64 follow, their loop has 0.985 of the speed then.
+      .first_begins_sum = kHeadDimV > 64 || kOneBlock};
+  using Softmax = OnlineSoftmax<kHeadroom - (kHalf ? kSlack : 0), kSlack, kReductions>;
 
   // Blocks that need no mask have softcap as a polynomial where their scores allow it.
   static constexpr bool kCapsByPolynomial = kTile.calls == Calls::kCapped;
@@ -106,6 +108,7 @@ struct AttentionTraits {
   // cluster may share a tile's keys.
   static constexpr bool kDecode = kConsumerWarpgroups == 1;
   static constexpr int kMergeRows = kSwapped ? kQueryRows : kMostMergeRows;
+  using ClusterTiles = conditional_t<kTile.rows == kMostSomeRows, SeveralTilesEach, OneTileEach>;
 
   // Slabs visit only what they see. In a square tile they would skip nothing, and finding that out takes 1 to 4 % of
   // the time at 512 tokens.

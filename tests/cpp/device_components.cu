@@ -135,7 +135,7 @@ __global__ void list_all(__grid_constant__ AttentionParams const params, int sla
 
 // The same of a grid of clusters.
 HA_HOST_DEVICE void list_cluster_items(AttentionParams const& params, int cta, ListedItem* items) {
-  ClusterWorkSource source(params, cta);
+  ClusterWorkSource<OneTileEach> source(params, cta);
   for (int i = 0; i < kMostItems; ++i) {
     WorkItem item;
     Sequence sequence{};
@@ -176,7 +176,7 @@ int check_clusters() {
     params.cluster.tiles = batch * heads;
     params.cluster.at_once = up_to(1) == 0 ? params.cluster.tiles : 1 + up_to(params.cluster.tiles - 1);
     params.cluster.ctas_of_tile = FastDivmod(params.cluster.size);
-    params.cluster.tiles_of_sequence = FastDivmod(heads);
+    params.cluster.head_groups = FastDivmod(heads);
     int const ctas = params.cluster.at_once * params.cluster.size;
     std::vector<ListedItem> wanted(std::size_t{kMostItems} * ctas);
     OnDevice<ListedItem> const listed(wanted);

@@ -13,6 +13,7 @@
 
 #include "hopper_attention/forward.h"
 #include "hopper_attention/testing.h"
+#include "host/cluster_params.h"
 #include "host/plan_request.h"
 #include "host/schedule_shape.h"
 #include "host/text.h"
@@ -90,7 +91,7 @@ TEST_CASE("plan: one block for each SM, never more blocks than tiles, never fewe
   Problem const large = problem(2, 4096, 4096, 16, 16, 128);
   for (int const sm_count : {1, 48, 114, 132}) { CHECK(plan(large, card(sm_count)).ctas == sm_count); }
   CHECK(plan(large, card(132)).tiles == 2 * 16 * 4096 / 128);
-  CHECK(plan(problem(1, 100, 100, 3, 3, 128), card(132)).ctas == 3);
+  CHECK(plan(problem(1, 20, 100, 3, 3, 128), card(132)).ctas == 3);
 
   Problem with_margin = large;
   with_margin.sm_margin = 32;
@@ -420,6 +421,8 @@ TEST_CASE("plan: tiles of few rows that follow from their index have kernels wit
   CHECK(calls_of(some_rows) == Calls::kByIndex);
   Problem many_rows = decode;
   many_rows.seqlen_q = 5;
+  CHECK(calls_of(many_rows) == Calls::kByIndex);  // two tiles of 32
+  many_rows.batch = 100;
   CHECK(calls_of(many_rows) == Calls::kAll);
 }
 
@@ -1033,7 +1036,8 @@ TEST_CASE("plan: tiles of a ragged call with many rows follow from the head dims
     for (int const seqlen_q : {1, 10, 17, 500, 100'000}) {
       for (int const seqlen_k : {1, 3000, 1 << 20}) {
         for (bool const batch_invariant : {false, true}) {
-          Problem p = ragged(seqlen_q, seqlen_k, head_dim, seqlen_q >= 17 ? 1000 : 5);
+          // So many that not every tile of 32 rows would have an SM.
+          Problem p = ragged(seqlen_q, seqlen_k, head_dim, seqlen_q >= 17 ? 1000 : seqlen_q > 8 ? 9 : 5);
           p.num_splits = 0;
           p.batch_invariant = batch_invariant;
           p.mask.left = seqlen_k / 2;
@@ -1191,11 +1195,12 @@ bool is_cluster_size(int size) { return size == 1 || size == 2 || size == 4 || s
 }  // namespace
 
 TEST_CASE(
-    "plan: clusters take one tile for each sequence and head group, all at once or drawn in the schedule's order") {
+    "plan: clusters take the tiles of each sequence and head group, all at once or drawn in the schedule's order") {
   DeviceInfo const device = card(132);
   int shared = 0;
   int alone = 0;
   int drawn = 0;
+  int in_several = 0;
   int listed = 0;
   for (Problem const& p : decode_problems()) {
     Plan const made = plan(p, device);
@@ -1209,9 +1214,16 @@ TEST_CASE(
     KernelPlan const& kernel = made.kernels.front();
     int const packed = p.heads_q / p.heads_k;
     int const rows = p.seqlen_q * packed;
-    int const tiles = p.batch * p.heads_k;
+    // Several of 32 rows, where each has an SM and they take less time; head dim 96 has none of 32.
+    bool const several = rows > 32 && kernel.tile.rows == 32;
+    int const of_group = several ? ceil_div(rows, 32) : 1;
+    CHECK((!several || (p.head_dim != 96 && of_group * p.batch * p.heads_k <= 132)));
+    int const tiles = p.batch * p.heads_k * of_group;
     CHECK(kernel.family == KernelFamily::kDecode);
-    CHECK(rows <= 64);
+    CHECK((rows <= 64 || several));
+    CHECK(kernel.tiles_of_group == of_group);
+    CHECK_FALSE(kernel.packed_tiles);  // of sequences that may all have as many queries
+    in_several += several;
     CHECK(made.packed_heads == packed);
     CHECK(made.tiles == tiles);
     int const of_tile = clusters_of_tile(kernel);
@@ -1235,7 +1247,7 @@ TEST_CASE(
     } else {
       CHECK(made.ctas == tiles * made.cluster * of_tile);
       CHECK(made.ctas <= 132 * kernel.tile.per_sm);
-      CHECK(rows <= 32);
+      CHECK((rows <= 32 || several));
       CHECK(explains(made, concat(of_tile > 1 ? "clusters of " : "a cluster of ", made.cluster, " blocks")));
       ++shared;
     }
@@ -1243,6 +1255,7 @@ TEST_CASE(
   CHECK(shared > 100);
   CHECK(alone > 100);
   CHECK(drawn > 100);
+  CHECK(in_several > 100);
   CHECK(listed > 100);
 }
 
@@ -2059,7 +2072,8 @@ TEST_CASE("tiles: a schedule counts the blocks of a call whichever of the decode
   }
 }
 
-TEST_CASE("plan: 16 rows take the tile of few rows, one more that of 32, and 33 that of 64") {
+TEST_CASE(
+    "plan: 16 rows take the tile of few rows, one more that of 32, and 33 that of 64 if those of 32 have no SMs") {
   constexpr TileUse kFew = TileUse::kFewRowsByIndex;
   constexpr TileUse kSome = TileUse::kSomeRowsByIndex;
   constexpr TileUse kMany = TileUse::kDecode;
@@ -2080,10 +2094,16 @@ TEST_CASE("plan: 16 rows take the tile of few rows, one more that of 32, and 33 
     CAPTURE(seqlen_q);
     CAPTURE(heads_q);
     for (int const forced_cluster : {0, -1}) {
-      Problem const p = problem(2, seqlen_q, 1000, heads_q, 8, 128);
+      Problem p = problem(16, seqlen_q, 1000, heads_q, 8, 128);
       Plan const made = testing::plan_with(p, card(132), {.cluster = forced_cluster});
       REQUIRE(made.kernel == KernelFamily::kDecode);
       CHECK(made.tile == find_tile(128, 128, use)->tile);
+      CHECK(made.kernels.front().tiles_of_group == 1);
+      p.batch = 2;
+      Plan const few = testing::plan_with(p, card(132), {.cluster = forced_cluster});
+      bool const by_two = use == kMany && heads_q <= 8 * 32 && forced_cluster == 0;
+      CHECK(few.tile == find_tile(128, 128, by_two ? kSome : use)->tile);
+      CHECK(few.kernels.front().tiles_of_group == (by_two ? 2 : 1));
     }
   }
   // With batch_invariant the tile of 64 follows that of 16: more kernels that each look for their sequences take
@@ -2098,8 +2118,8 @@ TEST_CASE("plan: 16 rows take the tile of few rows, one more that of 32, and 33 
 TEST_CASE("plan: the next call starts early unless half of its clusters would have to wait for this one's to end") {
   for (Problem const& p : decode_problems()) {
     Plan const made = plan(p, card(132));
-    if (made.cluster <= 1) {
-      CHECK(made.starts_early);
+    if (made.cluster <= 1 || clusters_of_tile(made.kernels.front()) > 1) {
+      CHECK(made.starts_early);  // behind several clusters of a tile a combine kernel lets the next call begin
     } else {
       CAPTURE(made.explain());
       CHECK((!made.starts_early || 2 * made.ctas <= 132 * made.tile.per_sm));
@@ -2197,6 +2217,56 @@ TEST_CASE("readers_of_few: the blocks of calls that leave clusters to the schedu
   }
 }
 
+TEST_CASE("plan: several tiles of few rows do not depend on bounds or an sm_margin, and need no schedule") {
+  std::mt19937 random(11);
+  auto const pick = [&](std::initializer_list<int> of) { return of.begin()[random() % of.size()]; };
+  int several = 0;
+  int others = 0;
+  for (int i = 0; i < 20'000; ++i) {
+    int const head_dim = pick({64, 128, 128, 192, 256});
+    int const batch = pick({1, 2, 4, 10, 40});
+    Problem p = ragged(17, pick({40, 300, 700, 2000, 9000}), head_dim, batch);
+    p.heads_k = pick({1, 2, 8});
+    p.heads_q = p.heads_k * pick({1, 2, 4, 7, 8});
+    p.packed_q = true;
+    p.total_q = batch + static_cast<std::int64_t>(random() % 400);
+    p.keys = KeyLayout::kPaged;
+    p.num_splits = pick({0, 1, 6});
+    p.mask.left = pick({kUnlimited, kUnlimited, 60, 500});
+    p.mask.right = pick({kUnlimited, 0, 0});
+    p.has_metadata = pick({0, 1}) == 1;
+    int const packed = scheduled_packing(p.heads_q, p.heads_k);
+    bool const in_slab = pick({0, 1}) == 1;
+    int const least = in_slab ? 32 / packed + 1 : 64 / packed + 1;
+    auto const made_with = [&](int bound, int margin) {
+      p.seqlen_q = bound;
+      p.sm_margin = margin;
+      Plan made = plan(p, card(132));
+      KernelPlan const& kernel = made.kernels.front();
+      if (kernel.packed_tiles || kernel.tiles_of_group > 1) {
+        CHECK_FALSE(made.listed);
+        CHECK(kernel.tile.rows == kMostSomeRows);
+        CHECK(kernel.packed_tiles == (batch > 1));
+        CHECK_FALSE(cluster_params(made, kernel, p.heads_q).fetches_early);
+      }
+      return made;
+    };
+    Plan const first = made_with(least, 0);
+    CAPTURE(first.explain());
+    bool const takes = first.kernels.front().packed_tiles || first.kernels.front().tiles_of_group > 1;
+    ++(takes ? several : others);
+    auto const same_tile = [&](Plan const& made) {
+      KernelPlan const& kernel = made.kernels.front();
+      return takes == (kernel.packed_tiles || kernel.tiles_of_group > 1);
+    };
+    CHECK(same_tile(made_with(in_slab ? 64 / packed : 1000, 0)));
+    if (p.num_splits != 1) { continue; }
+    for (int const margin : {1, 30, 100, 131}) { CHECK(same_tile(made_with(least, margin))); }
+  }
+  CHECK(several > 2000);
+  CHECK(others > 2000);
+}
+
 TEST_CASE("plan_with: clusters can be forced and forbidden") {
   using testing::plan_with;
   DeviceInfo const device = card(132);
@@ -2218,6 +2288,8 @@ TEST_CASE("plan_with: clusters can be forced and forbidden") {
   CHECK_THROWS_AS(plan_with(p, device, {.cluster = 2}), InvalidArgument);
   Problem many = ragged(9, 5000, 128, 3);  // 36 rows
   many.num_splits = 0;
+  CHECK(plan_with(many, device, {.cluster = 4}).ctas == 3 * 8 * 2 * 4);
+  many.batch = 9;  // so many that not every tile of 32 rows has an SM
   CHECK_THROWS_AS(plan_with(many, device, {.cluster = 4}), InvalidArgument);
 }
 

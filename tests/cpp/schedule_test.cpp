@@ -758,12 +758,12 @@ std::string run_clusters_in_parts(AttentionParams const& params, KernelPlan cons
 
 // Runs all CTAs of a grid of clusters. CTAs of a cluster wait for each other at every tile, so that they must take the
 // same ones in the same order.
-std::string run_clusters(AttentionParams const& params, KernelPlan const& kernel, std::vector<Done>& done) {
+template <class Tiles>
+std::string run_clusters_of(AttentionParams const& params, KernelPlan const& kernel, std::vector<Done>& done) {
   ClusterParams const& cluster = params.cluster;
-  if (kernel.tile.calls == Calls::kInParts && cluster.size > 1) { return run_clusters_in_parts(params, kernel, done); }
   std::vector<TileName> leader;
   for (int cta = 0; cta < kernel.ctas; ++cta) {
-    ClusterWorkSource source(params, cta);
+    ClusterWorkSource<Tiles> source(params, cta);
     int const rank = cta % (cluster.size * cluster.of_tile);
     std::vector<TileName> mine;
     for (int calls = 0;; ++calls) {
@@ -791,6 +791,13 @@ std::string run_clusters(AttentionParams const& params, KernelPlan const& kernel
     if (mine != leader) { return "CTAs of a cluster do not take the same tiles"; }
   }
   return "";
+}
+
+std::string run_clusters(AttentionParams const& params, KernelPlan const& kernel, std::vector<Done>& done) {
+  bool const in_parts = kernel.tile.calls == Calls::kInParts && params.cluster.size > 1;
+  return in_parts                            ? run_clusters_in_parts(params, kernel, done)
+         : kernel.tile.rows == kMostSomeRows ? run_clusters_of<SeveralTilesEach>(params, kernel, done)
+                                             : run_clusters_of<OneTileEach>(params, kernel, done);
 }
 
 struct Seen {
@@ -1444,6 +1451,45 @@ TEST_CASE("schedule: blocks that find the tiles of few sequences by themselves, 
   CHECK(seen.by_rank > 200);
 }
 
+TEST_CASE("schedule: several tiles of few rows for a sequence, as many as its queries fill where these are packed") {
+  Random random(31);
+  Seen seen;
+  int packed = 0;
+  int alike = 0;
+  int by_several_clusters = 0;
+  for (int i = 0; i < 6000; ++i) {
+    Request r = request_of_few_tiles(random);
+    r.head_dim = one_of<int>(random, {64, 128, 192, 256});
+    r.options.num_splits = one_of<int>(random, {0, 0, 1, 6});
+    if (pick(random, 0, 5) == 0) { r.options.window_right = pick(random, 0, 300); }
+    r.packed_q = pick(random, 0, 3) > 0;
+    r.page_unit = one_of<int>(random, {1, 16, 64});
+    r.leftpad = pick(random, 0, 3) == 0 ? 70 : 0;
+    r.slack = r.packed_q && pick(random, 0, 2) == 0 ? pick(random, 0, 300) : 0;
+    r.lengths = some_lengths(random, one_of<int>(random, {1, 4, 40}), 1200 / r.heads_q);
+    bool const forces = r.lengths.size() <= 4 && pick(random, 0, 3) == 0;
+    int most_queries = 0;
+    for (SeqlenQK const len : r.lengths) { most_queries = std::max(most_queries, len.q + r.slack); }
+    if (forces && most_queries * r.heads_q / r.heads_k <= 64) {
+      r.forced_cluster = one_of<int>(random, {2, 4, 8});
+      r.forced_splits = r.forced_cluster * pick(random, 0, 3);
+      r.options.num_splits = 0;
+    }
+    check_call(r, i, random, seen, [&](Plan const& plan) {
+      if (plan.kernels.empty()) { return false; }
+      KernelPlan const& kernel = plan.kernels.front();
+      packed += kernel.packed_tiles;
+      alike += kernel.tiles_of_group > 1;
+      bool const several = kernel.packed_tiles || kernel.tiles_of_group > 1;
+      by_several_clusters += several && clusters_of_tile(kernel) > 1;
+      return several;
+    });
+  }
+  CHECK(packed > 500);
+  CHECK(alike > 300);
+  CHECK(by_several_clusters > 20);
+}
+
 // A step of an engine: prompts and chunks among sequences of few queries, of which some have more than a tile of few
 // rows holds, and some none.
 std::vector<SeqlenQK> lengths_of_step(Random& random, int most_queries) {
@@ -1692,7 +1738,7 @@ TEST_CASE(
 TEST_CASE("schedule: rounded units fit the bounds of calls that may have more rows than their sequences") {
   Random random(24);
   int rounded = 0;
-  for (int i = 0; i < 200; ++i) {
+  for (int i = 0; i < 300; ++i) {
     Request r;
     for (int b = pick(random, 1, 6); b > 0; --b) {
       int const keys = pick(random, 30'000, 32'000);

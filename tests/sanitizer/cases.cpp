@@ -37,6 +37,20 @@ void several_queries(Case& c) {
   c.packed_q = true;
 }
 
+// Chunks of a few tiles of 32 rows each, beside sequences with one and with none.
+Case several_tiles(std::string why, std::vector<int> queries, std::vector<int> keys) {
+  return {.why = std::move(why),
+          .queries = std::move(queries),
+          .keys = std::move(keys),
+          .heads_k = 1,
+          .layout = Keys::kPaged,
+          .packed_q = true,
+          .page_size = 16,
+          .causal = true,
+          .num_splits = 0,
+          .several_tiles = true};
+}
+
 // Windows so short that a tile has one block.
 void in_one_block(Case& c) {
   c.queries.back() = 300;
@@ -226,6 +240,28 @@ std::vector<Case> make() {
        .layout = Keys::kPaged,
        .packed_q = true,
        .causal = true},
+      several_tiles("varlen: several tiles of few rows", {40, 9, 0, 17, 1}, {300, 20, 7, 64, 130}),
+      several_tiles("varlen: several tiles of few rows, one sequence, several clusters for each", {12}, {4000}),
+      but(several_tiles("varlen: several tiles of few rows, d 64, a window, packed keys", {33, 2, 17}, {700, 90, 64}),
+          [](Case& c) {
+            c.layout = Keys::kPacked;
+            c.page_size = 0;
+            c.head_dim = c.head_dim_v = 64;
+            c.window_left = 60;
+            c.window_right = 0;
+          }),
+      but(several_tiles("varlen: several tiles of few rows, d 256, more sequences than lanes", {20}, {150}),
+          [](Case& c) {
+            c.queries.resize(35, 1);
+            c.keys.resize(35, 9);
+            c.head_dim = c.head_dim_v = 256;
+          }),
+      but(several_tiles("dense: several tiles of few rows", {21, 21}, {300, 300}),
+          [](Case& c) {
+            c.layout = Keys::kDense;
+            c.packed_q = false;
+            c.page_size = 0;
+          }),
       step("varlen: a kernel for each class, clusters in both", 2, 2000),
       but(step("varlen: a kernel for each class, tiles of few queries drawn", 8, 600),
           [](Case& c) {
@@ -417,6 +453,7 @@ std::vector<Case> make_malformed() {
     c.append = 2;
   });
   Case const classes = step("a kernel for each class", 2, 2000);
+  Case const several = several_tiles("several tiles of few rows", {40, 9, 0, 17, 1}, {300, 20, 7, 64, 130});
   Case const both = but(crowded("one kernel for both classes, cut", 3000), [](Case& c) { c.metadata = true; });
   struct Target {
     Case const& of;
@@ -428,7 +465,7 @@ std::vector<Case> make_malformed() {
       {scheduled, kMetadata},  {scheduled, kSequsedK}, {invariant, kMetadata}, {dense, kSequsedK},
       {dense, kCacheBatchIdx}, {dense, kCacheLeftpad}, {append, kPageTable},   {append, kSequsedK},
       {rotated, kSequsedK},    {classes, kCuSeqlensQ}, {classes, kSequsedK},   {both, kMetadata},
-      {both, kSequsedK},
+      {both, kSequsedK},       {several, kCuSeqlensQ}, {several, kSequsedK},   {several, kPageTable},
   };
   std::vector<Case> found;
   for (Target const& target : targets) {

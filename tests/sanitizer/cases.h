@@ -50,7 +50,8 @@ struct Case {
   int cp_world = 1;
   int num_splits = 1;
   int sm_margin = 0;
-  bool clusters = true;  // thread blocks may share a tile of few queries and merge it among themselves
+  bool clusters = true;        // thread blocks may share a tile of few queries and merge it among themselves
+  bool several_tiles = false;  // of 32 rows may be taken for a sequence instead of a larger one
   int shares_tiles = 0;  // thread blocks that share two tiles, also of calls so short that the plan would not do it
   bool metadata = false;
   bool batch_invariant = false;

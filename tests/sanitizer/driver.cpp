@@ -660,6 +660,7 @@ Outcome run_case(Case const& c, Options const& options, cudaStream_t stream) {
   Call call(c, memory);
   ha::testing::ForcedPlan forced;
   if (!c.clusters) { forced.cluster = -1; }
+  forced.one_tile = !c.several_tiles;
   if (c.shares_tiles > 0) {
     forced.tile = {.rows = 128, .keys = 128, .stages = c.head_dim == 64 ? 6 : 4};
     forced.cluster = c.shares_tiles;

@@ -57,9 +57,8 @@ class Ours(Implementation):
     extra: ClassVar[dict[str, Any]] = {}  # options of every varlen and cache call and of its metadata
 
     def splits(self, case: Case) -> int:
-        """Few queries for the memory they read want their keys split."""
-        few = case.is_decode or (case.page_size > 0 and min(case.q_lengths) <= fa3.SPLITTING_UP_TO)
-        return 0 if few else 1
+        """The plan decides, as by default, but for packed keys, whose calls and metadata are without splits."""
+        return 0 if case.is_decode or case.page_size else 1
 
     def prepare(self, case: Case, sets: list[Any]) -> Prepared:
         make = {"dense": self.dense, "varlen": self.varlen, "cache": self.cache}[case.call]

@@ -17,13 +17,15 @@ def force_plan(
     heads_per_pass: int = 0,
     ctas: int = 0,
     cluster: int = 0,
+    one_tile: bool = False,
 ) -> Iterator[None]:
     """Within the block, GPU calls of this thread use these choices instead of the plan's own: for bitwise comparisons.
 
     tile: (rows, keys) or (rows, keys, stages). num_splits, packed_heads (1 or Hq / Hk), heads_per_pass, ctas: 0 leaves
     the choice to the plan. cluster: thread blocks that share a tile of few queries, a power of 2 up to 16; -1: none do;
-    where clusters share tiles of many queries 2, 3, 4 or 8; 0 leaves the choice to the plan. A value that a problem
-    does not allow raises ValueError in the call. Nests.
+    where clusters share tiles of many queries 2, 3, 4 or 8; 0 leaves the choice to the plan. one_tile: no sequence has
+    several tiles of 32 rows instead of a larger one. A value that a problem does not allow raises ValueError in the
+    call. Nests.
     """
     choices = tuple(tile or ())
     if len(choices) not in (0, 2, 3):
@@ -39,6 +41,7 @@ def force_plan(
             ctas=ctas,
             num_splits=num_splits,
             cluster=cluster,
+            one_tile=one_tile,
         )
     )
     try:

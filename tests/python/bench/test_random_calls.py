@@ -38,6 +38,12 @@ def test_calls_are_valid_and_of_bounded_size(tool):
             assert max(case.q_lengths) <= 8
 
 
+def test_rows_of_query(tool):
+    found = tool.calls(1, 300, least_rows=33, most_rows=64)
+    assert found == [(kind, case) for kind, case in tool.calls(1, 300) if 33 <= tool.query_rows(case) <= 64]
+    assert 10 < len(found) < 150
+
+
 def test_what_is_printed(tool):
     def row(kind, name, ratio, status="ok"):
         return {
@@ -64,6 +70,9 @@ def test_unknown_kinds_are_named(tool, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["random_calls", "--list", "--kinds", "decode,prose"])
     assert tool.main() == 2
     assert "no prose; there are dense, varlen, chunk, decode, mixed" in capsys.readouterr().err
+    monkeypatch.setattr(sys, "argv", ["random_calls", "--list", "--rows", "33"])
+    assert tool.main() == 2
+    assert "two numbers, as 33-64, are needed, found 33" in capsys.readouterr().err
     monkeypatch.setattr(sys, "argv", ["random_calls", "--list", "--number", "16", "--kinds", "decode"])
     assert tool.main() == 0
     assert all(line.startswith("decode b") for line in capsys.readouterr().out.splitlines())

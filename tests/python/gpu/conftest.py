@@ -5,9 +5,24 @@ Line by line, so that what was found survives a hang or a lost context.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture(params=[False, True], ids=["", "one tile"])
+def either_tile(request) -> Iterator[None]:
+    """The plan's own choice, and without several tiles of 32 rows, which it takes for short sequences alone: kernels for
+    many queries are to see these, too.
+    """
+    from hopper_attention.testing import force_plan
+
+    with force_plan(one_tile=True) if request.param else contextlib.nullcontext():
+        yield
 
 
 def write(entry: dict) -> None:

@@ -588,7 +588,7 @@ def test_what_cannot_be_shared_is_refused():
     for changes, forced in (
         ({"num_splits": 1}, 2),
         ({"num_splits": 1}, 16),
-        ({"q_lengths": (9,) * len(KEYS)}, 2),  # 36 rows
+        ({"q_lengths": (9,) * 67, "k_lengths": (70,) * 67}, 2),  # 36 rows; not every tile of 32 would have an SM
     ):
         made = make(case.but(forced=(("cluster", forced),), **changes))
         with pytest.raises(ValueError, match="^cluster: "):

@@ -20,6 +20,7 @@ from gpu.few_sequences import LAYOUTS, require_graph_serves  # noqa: E402
 from gpu.fixed_splits import plan_of  # noqa: E402
 from gpu.support import MAIN, small_masks  # noqa: E402
 from gpu.test_grid import name_of  # noqa: E402
+from gpu.test_several_tiles import is_several  # noqa: E402
 from gpu.test_shared_tiles import is_shared  # noqa: E402
 
 pytestmark = pytest.mark.gpu
@@ -69,7 +70,7 @@ def test_ratios_and_numbers_of_parts(head_dim, ratio, splits):
     ]  # fmt: skip
     judge_all(made)
     if ratio <= 8 and splits > 2:
-        assert all(in_parts(batch) or is_shared(batch) for batch in made[:4])
+        assert all(in_parts(batch) or is_shared(batch) or is_several(batch) for batch in made[:4])
     if ratio <= 8 and splits > 3:
         assert any(in_parts(batch) for batch in made)
 

@@ -26,7 +26,7 @@ from gpu.fixed_splits import cut_sequences, plan_of  # noqa: E402
 from gpu.support import MAIN  # noqa: E402
 from gpu.test_grid import name_of, on  # noqa: E402
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("either_tile")]
 
 PAGES = (1, 2, 3, 4, 5, 7, 8, 16, 20, 24, 32, 40, 48, 64, 72, 80, 96, 112, 128, 176, 192, 256, 512, 1000, 1024)
 STRIDES = ("contiguous", "interleaved", "heads first", "K page, V page")

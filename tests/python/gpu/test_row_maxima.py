@@ -60,7 +60,7 @@ def test_signs_of_scores(causal, kernel):
 @pytest.mark.parametrize("queries", [1, 12, 4352])  # columns of a tile, a tile of 64 rows, of 128 and more
 def test_many_small_probabilities_beside_a_large_one(queries, place, kernel):
     """40,000 keys of e^-15.5, which together are 0.7 % of a sum near 1: added one by one, each would be rounded to a
-    multiple of 2^-23. The kernels of rows with head dim 64 do that (kSumsBlocks in kernels/traits.h). Each tile has all
+    multiple of 2^-23. The kernels of rows with head dim 64 do that (kReductions in kernels/traits.h). Each tile has all
     keys.
     """
     dtype, (head_dim, head_dim_v) = kernel

@@ -16,7 +16,7 @@ from gpu.support import MAIN, built_dims, small_masks  # noqa: E402
 from gpu.test_grid import name_of, on  # noqa: E402
 from gpu.test_random_batches import RATIOS  # noqa: E402
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("either_tile")]
 
 AROUND_TILES = (0, 1, 2, 63, 64, 65, 127, 128, 129, 191, 192, 193, 255, 256, 257)
 
