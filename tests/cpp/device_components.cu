@@ -4,10 +4,12 @@
 // where there is no GPU.
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <random>
+#include <tuple>
 #include <vector>
 
 #include "kernels/block_range.h"
@@ -16,6 +18,7 @@
 #include "kernels/tile_scheduler.h"
 #include "kernels/tile_sources.h"
 #include "kernels/work_source.h"
+#include "listed_clusters.h"
 #include "schedule_model.h"
 
 namespace hopper_attention {
@@ -102,13 +105,7 @@ class OnDevice {
   T* data_ = nullptr;
 };
 
-constexpr int kMostItems = 64;
 using ListedSource = WorkSource<32>;  // of prefill kernels with two warpgroups
-
-struct ListedItem {
-  WorkItem item;
-  Sequence sequence;
-};
 
 // The first items of a CTA, whose draws are `cta`, `cta + ctas`, ... All lanes of a warp.
 HA_HOST_DEVICE void list_items(AttentionParams const& params, ListedSource& source, int cta, ListedItem* items) {
@@ -133,24 +130,24 @@ __global__ void list_all(__grid_constant__ AttentionParams const params, int sla
   list_items(params, source, static_cast<int>(blockIdx.x), items + blockIdx.x * kMostItems);
 }
 
-// The same of a grid of clusters.
-HA_HOST_DEVICE void list_cluster_items(AttentionParams const& params, int cta, ListedItem* items) {
-  ClusterWorkSource<OneTileEach> source(params, cta);
-  for (int i = 0; i < kMostItems; ++i) {
-    WorkItem item;
-    Sequence sequence{};
-    source.next(item, sequence, 0);
-    items[i] = {item, sequence};
-    if (item.place < 0) { break; }
-  }
+// But for what lies between the fields.
+bool are_same(ListedItem const& a, ListedItem const& b) {
+  auto const facts = [](WorkItem const& item) {
+    return std::tie(item.place, item.head, item.m, item.first, item.last, item.units, item.slot, item.in_cluster,
+                    item.part);
+  };
+  return facts(a.item) == facts(b.item) && a.sequence == b.sequence;
 }
 
+// Of a grid of clusters: all lanes write the same.
+template <class Tiles>
 __global__ void list_clusters(__grid_constant__ AttentionParams const params, ListedItem* items) {
-  list_cluster_items(params, static_cast<int>(blockIdx.x), items + blockIdx.x * kMostItems);
+  list_cluster_items<Tiles>(params, static_cast<int>(blockIdx.x), items + blockIdx.x * kMostItems);
 }
 
 // The items of grids of clusters, found by the device and by the host: tiles one for each CTA and taken in turn,
-// sequences without queries and with more than a tile holds. Returns how many grids differ.
+// sequences without queries and with more than a tile holds; one tile for each sequence, several, and as many as hold
+// its queries. Returns how many grids differ.
 int check_clusters() {
   int wrong = 0;
   int grids = 0;
@@ -177,22 +174,37 @@ int check_clusters() {
     params.cluster.at_once = up_to(1) == 0 ? params.cluster.tiles : 1 + up_to(params.cluster.tiles - 1);
     params.cluster.ctas_of_tile = FastDivmod(params.cluster.size);
     params.cluster.head_groups = FastDivmod(heads);
+    bool const several = up_to(2) > 0;
+    params.cluster.packed = several && up_to(1) == 0;
+    if (several) {
+      int const queries = params.packing.queries_per_slab;
+      int const of_group = params.cluster.packed ? (starts.back() + batch * (queries - 1)) / queries : 3 * batch;
+      if (!params.cluster.packed) { params.cluster.tiles_of_group = FastDivmod(3); }
+      params.cluster.tiles = of_group * heads;
+      params.cluster.at_once = up_to(1) == 0 ? params.cluster.tiles : 1 + up_to(params.cluster.tiles / 2);
+      if (params.cluster.tiles == 0) { continue; }
+    }
     int const ctas = params.cluster.at_once * params.cluster.size;
     std::vector<ListedItem> wanted(std::size_t{kMostItems} * ctas);
     OnDevice<ListedItem> const listed(wanted);
     AttentionParams on_device = params;
     on_device.sequences.cu_seqlens_q = starts_on_device.data();
     on_device.sequences.seqused_k = keys_on_device.data();
-    list_clusters<<<ctas, 1>>>(on_device, listed.data());
+    if (several) {
+      list_clusters<SeveralTilesEach><<<ctas, 32>>>(on_device, listed.data());
+    } else {
+      list_clusters<OneTileEach><<<ctas, 32>>>(on_device, listed.data());
+    }
     check(cudaGetLastError(), "launch of the list of clusters");
     std::vector<ListedItem> const found = listed.host();
     params.sequences.cu_seqlens_q = starts.data();
     params.sequences.seqused_k = keys.data();
     for (int cta = 0; cta < ctas; ++cta) {
-      list_cluster_items(params, cta, wanted.data() + std::size_t{kMostItems} * cta);
+      ListedItem* const of_cta = wanted.data() + std::size_t{kMostItems} * cta;
+      list_clusters_on_host(params, several, cta, of_cta);
     }
     ++grids;
-    if (std::memcmp(found.data(), wanted.data(), wanted.size() * sizeof(ListedItem)) != 0 && ++wrong <= 5) {
+    if (!std::equal(found.begin(), found.end(), wanted.begin(), are_same) && ++wrong <= 5) {
       std::fprintf(stderr, "round %d: host and device find different items of clusters\n", round);
     }
   }

@@ -56,10 +56,11 @@ def test_masks_and_lengths(kernel, mask):
 @pytest.mark.parametrize("mask", ["full", "causal", "sinks", "left window", "chunk"])
 @pytest.mark.parametrize("kernel", KERNELS, ids=str)
 def test_all_steps_have_the_kernel(kernel, mask):
-    """Under masks that bound no tile. Others may be so short that whole tiles need no schedule."""
+    """Under masks that bound no tile. Under others they may be so short that they need no schedule."""
     dtype, head_dim = kernel
     cases = [step(why, dtype=dtype, head_dim=head_dim, **{"causal": False, **small_masks()[mask]}) for why in STEPS]
-    assert all(is_mixed(case) for case in cases)
+    bounded = mask in ("left window", "chunk")
+    assert bounded or all(is_mixed(case) for case in cases)
     judge_all(cases)
 
 

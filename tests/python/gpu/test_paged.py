@@ -26,7 +26,7 @@ from gpu.fixed_splits import cut_sequences, plan_of  # noqa: E402
 from gpu.support import MAIN  # noqa: E402
 from gpu.test_grid import name_of, on  # noqa: E402
 
-pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("either_tile")]
+pytestmark = pytest.mark.gpu
 
 PAGES = (1, 2, 3, 4, 5, 7, 8, 16, 20, 24, 32, 40, 48, 64, 72, 80, 96, 112, 128, 176, 192, 256, 512, 1000, 1024)
 STRIDES = ("contiguous", "interleaved", "heads first", "K page, V page")
@@ -48,6 +48,7 @@ def around(page: int, count: int = 4) -> tuple[int, ...]:
     return tuple(sorted({max(0, page * i + d) for i in range(count) for d in (-1, 0, 1)}))
 
 
+@pytest.mark.usefixtures("either_tile")
 @pytest.mark.parametrize("page", PAGES)
 def test_lengths_around_page_borders(page):
     keys = around(page)

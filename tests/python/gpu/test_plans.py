@@ -30,7 +30,7 @@ SHAPES = [
     Case("causal", 700, 700, heads_q=8, heads_k=4, causal=True),
     Case("causal, rows without keys", 700, 300, heads_q=8, heads_k=4, causal=True, sinks="fp32"),
     Case("window", 900, 900, window=(100, 20), heads_q=6, heads_k=2),
-    Case("packed heads", 20, 600, batch=5, heads_q=16, heads_k=2, causal=True),
+    Case("packed heads", 20, 600, batch=14, heads_q=16, heads_k=2, causal=True),
     Case("d 64", 700, 700, head_dim=64, heads_q=8, heads_k=8, causal=True, softcap=8.0),
     Case("no keys", 500, 0, heads_q=8),
 ]

@@ -16,7 +16,7 @@ from gpu.support import MAIN, built_dims, small_masks  # noqa: E402
 from gpu.test_grid import name_of, on  # noqa: E402
 from gpu.test_random_batches import RATIOS  # noqa: E402
 
-pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("either_tile")]
+pytestmark = pytest.mark.gpu
 
 AROUND_TILES = (0, 1, 2, 63, 64, 65, 127, 128, 129, 191, 192, 193, 255, 256, 257)
 
@@ -57,6 +57,7 @@ CASES = [
 ]
 
 
+@pytest.mark.usefixtures("either_tile")
 @pytest.mark.parametrize("metadata", [False, True], ids=["", "metadata"])
 @pytest.mark.parametrize("case", CASES, ids=lambda b: b.why)
 def test_lengths(case, metadata):
@@ -106,6 +107,7 @@ def test_slabs_skip_several_blocks(layout):
     )  # fmt: skip
 
 
+@pytest.mark.usefixtures("either_tile")
 @pytest.mark.parametrize("ratio", RATIOS)
 @pytest.mark.parametrize("kernel", MAIN, ids=name_of)
 def test_head_ratios(kernel, ratio):
@@ -228,7 +230,7 @@ def test_equal_lengths_need_no_schedule(kernel, mask):
     be others, and a schedule shares the same tiles out, or blocks find them by their ranks: same bits, where heads of
     one ratio share none.
     """
-    case = equal_lengths(mask, kernel, heads_q=2, heads_k=2)
+    case = equal_lengths(mask, kernel, heads_q=3, heads_k=3)
     assert "schedule   none: there are as many rows" in plan_of(case).explain()
     otherwise = plan_of(case.but(room_k=421), total_k=6 * 420).explain()
     assert ("a kernel makes it first" in otherwise) != ("ranked by the blocks themselves" in otherwise)
