@@ -240,8 +240,8 @@ std::vector<Case> make() {
        .layout = Keys::kPaged,
        .packed_q = true,
        .causal = true},
-      several_tiles("varlen: several tiles of few rows", {40, 9, 0, 17, 1}, {300, 20, 7, 64, 130}),
-      several_tiles("varlen: several tiles of few rows, one sequence, several clusters for each", {12}, {4000}),
+      several_tiles("varlen: several tiles of few rows, clusters", {40, 9, 0, 17, 1}, {700, 20, 7, 500, 130}),
+      several_tiles("varlen: several tiles of few rows, one sequence, large clusters", {12}, {4000}),
       but(several_tiles("varlen: several tiles of few rows, d 64, a window, packed keys", {33, 2, 17}, {700, 90, 64}),
           [](Case& c) {
             c.layout = Keys::kPacked;
