@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "host/plan_request.h"
+#include "host/ranked_tiles.h"
 #include "host/schedule_shape.h"
 #include "host/tile_share.h"
 
@@ -37,12 +38,10 @@ std::int64_t tiles_that_fit(PlanRequest const& request) {
   bool const forces_pairs = forced.cluster != 0 && request.rows_of_sequence() > kSlabRows;
   if (!has_more || is_forced || forces_pairs || problem.batch_invariant) { return 0; }
   if (few_rows_use(problem.head_dim, problem.head_dim_v, kMostSomeRows) != TileUse::kSomeRows) { return 0; }
-  std::int64_t const queries = kMostSomeRows / packed_heads;
-  std::int64_t const all = problem.packed_q ? problem.total_q : std::int64_t{problem.batch} * problem.seqlen_q;
-  std::int64_t const tiles = has_packed_tiles(problem) ? (all + problem.batch * (queries - 1)) / queries
-                                                       : problem.batch * ceil_div(all / problem.batch, queries);
-  bool const are_few = all * packed_heads <= std::int64_t{problem.batch} * kMostMeanRows;
-  return are_few && tiles * request.scheduled_groups() <= request.device.sm_count ? tiles : 0;
+  std::int64_t const queries = problem.packed_q ? problem.total_q : std::int64_t{problem.batch} * problem.seqlen_q;
+  std::int64_t const tiles = most_tiles(problem, request.tile_row(TileUse::kSomeRows).tile, packed_heads);
+  bool const are_few = queries * packed_heads <= std::int64_t{problem.batch} * kMostMeanRows;
+  return are_few && tiles <= request.device.sm_count ? tiles / request.scheduled_groups() : 0;
 }
 
 double us_of_several(PlanRequest const& request, TileConfig const& tile, TileShare const& share) {
