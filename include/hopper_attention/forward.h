@@ -120,6 +120,8 @@ struct KernelPlan {
   int blocks_of_pair = 0;     // of a cluster
   bool ranked = false;        // blocks find the tiles of few sequences by their rank
   int leaves = 0;             // SMs that the grid leaves to the kernel behind it
+
+  constexpr bool has_several_tiles() const { return packed_tiles || tiles_of_group > 1; }  // of a sequence and group
 };
 
 // What was decided, and why. The fields that KernelPlan has, too, are those of the first kernel.

@@ -22,8 +22,7 @@ inline ClusterParams cluster_params(Plan const& plan, KernelPlan const& kernel, 
   p.tiles = static_cast<int>(kernel.most_tiles);
   // Blocks 2i and 2i + 1 of a grid go to a pair of SMs, which share a way to memory.
   p.every_other = p.by_schedule && p.size == 1 && kernel.ctas % 2 == 0 && 2 * p.tiles <= kernel.ctas;
-  bool const several = kernel.packed_tiles || kernel.tiles_of_group > 1;
-  p.fetches_early = p.on() && p.size == 1 && p.of_tile == 1 && p.tiles > p.at_once && !several &&
+  p.fetches_early = p.on() && p.size == 1 && p.of_tile == 1 && p.tiles > p.at_once && !kernel.has_several_tiles() &&
                     !plan.makes_schedule && plan.kernels.size() == 1;
   p.own_first = card_share(plan, kernel) != CardShare::kTakes;
   if (kernel.tile.calls == Calls::kInParts) {

@@ -204,9 +204,7 @@ bool may_have_classes(PlanRequest const& request) {
   if (problem.batch_invariant || problem.mask.cp_world > 1) { return false; }
   bool const most_few = problem.total_q <= std::int64_t{kMostMeanQueries} * problem.batch;
   if (!most_few || problem.batch < kLeastSequences) { return false; }
-  if (few_rows_use(problem.head_dim, problem.head_dim_v, request.scheduled_packing()) != TileUse::kFewRows) {
-    return false;
-  }
+  if (few_rows_use(request.scheduled_packing()) != TileUse::kFewRows) { return false; }
   // Tiles so short that few more of them take no longer than a second kernel.
   TileRow const* const window = window_row(request);
   if (window != nullptr && us_of_few_along(request, *window) <= kSecondStartsUs) { return false; }

@@ -185,7 +185,7 @@ void leave_clusters_to_schedule(PlanRequest const& request, Plan& plan) {
             kernel.may_split ? ", if none is so long that the schedule cuts it" : "");
     return;
   }
-  int const size = may_share_tiles(request) ? widest_cluster(request, kernel.tile, kernel.tile.per_sm) : 1;
+  int const size = may_share_tiles(request, kernel.tile) ? widest_cluster(request, kernel.tile, kernel.tile.per_sm) : 1;
   plan.cluster_if_alike = size;
   // Where two blocks have room on an SM, those of the next call would begin beside this one's, on some SMs two of them.
   plan.next_starts_early = kernel.tile.per_sm == 1 && clusters_leave_room(request, kernel.tile, size, size * tiles);

@@ -46,7 +46,7 @@ std::int64_t PlanRequest::bytes_together(std::int64_t kv_bytes, double most_of_l
 bool PlanRequest::has_short_prompts() const {
   constexpr int kShortForSomeRows = 64;
   constexpr int kShort = 1024;
-  TileRow const* const row = find_tile(problem.head_dim, problem.head_dim_v, TileUse::kDecode);
+  TileRow const* const row = find_tile(problem.head_dim, problem.head_dim_v, TileUse::kSomeRows);
   bool const alone = row != nullptr && row->tile.per_sm == 1;
   bool const many = groups_of_few() > device.sm_count;
   bool const is_forced = forces_tile() || forced.cluster != 0 || forced.num_splits != 0;
@@ -60,14 +60,14 @@ bool PlanRequest::has_short_prompts() const {
 TileUse PlanRequest::decode_use() const {
   if (problem.batch_invariant && rows_of_sequence() > kMostFewRows) { return TileUse::kDecode; }
   if (several_tiles > 0) { return TileUse::kSomeRows; }
-  return decodes() ? few_rows_use(problem.head_dim, problem.head_dim_v, rows_of_sequence())
+  return decodes() ? few_rows_use(rows_of_sequence())
                    : few_queries_use(problem.head_dim, problem.head_dim_v, scheduled_packing(), false);
 }
 
 bool PlanRequest::mixes_decode_tiles() const {
   bool const queries_vary = problem.packed_q || problem.seqused_q;
   return problem.batch_invariant && queries_vary && !forces_tile() && rows_of_sequence() > kMostFewRows &&
-         few_rows_use(problem.head_dim, problem.head_dim_v, scheduled_packing()) == TileUse::kFewRows;
+         few_rows_use(scheduled_packing()) == TileUse::kFewRows;
 }
 
 std::int64_t PlanRequest::full_tiles(TileConfig const& tile, std::int64_t apart) const {

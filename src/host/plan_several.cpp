@@ -37,7 +37,6 @@ std::int64_t tiles_that_fit(PlanRequest const& request) {
   bool const has_more = request.rows_of_sequence() > kMostSomeRows && packed_heads <= kMostSomeRows;
   bool const forces_pairs = forced.cluster != 0 && request.rows_of_sequence() > kSlabRows;
   if (!has_more || is_forced || forces_pairs || problem.batch_invariant) { return 0; }
-  if (few_rows_use(problem.head_dim, problem.head_dim_v, kMostSomeRows) != TileUse::kSomeRows) { return 0; }
   std::int64_t const queries = problem.packed_q ? problem.total_q : std::int64_t{problem.batch} * problem.seqlen_q;
   std::int64_t const tiles = most_tiles(problem, request.tile_row(TileUse::kSomeRows).tile, packed_heads);
   bool const are_few = queries * packed_heads <= std::int64_t{problem.batch} * kMostMeanRows;

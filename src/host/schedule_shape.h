@@ -68,15 +68,9 @@ constexpr int scheduled_packing(int heads_q, int heads_k) {
   return packed;
 }
 
-// The smallest tile for sequences with up to `rows` query rows: those of 16 and of 32 read faster than that of 64. O^T
-// of 96 columns is no multiple of 64: for them only the tile of 64 rows was built.
-inline TileUse few_rows_use(int head_dim, int head_dim_v, std::int64_t rows) {
-  if (rows > kMostSomeRows) { return TileUse::kDecode; }
-  TileUse const use = rows <= kMostFewRows ? TileUse::kFewRows : TileUse::kSomeRows;
-  TileRow const* const few = find_tile(head_dim, head_dim_v, use);
-  TileRow const* const many = find_tile(head_dim, head_dim_v, TileUse::kDecode);
-  bool const alike = few != nullptr && many != nullptr && few->tile.head_dim == many->tile.head_dim;
-  return alike && few->tile.head_dim_v == many->tile.head_dim_v ? use : TileUse::kDecode;
+// The smallest tile for sequences with up to `rows` query rows: the fewer it has, the faster it reads.
+constexpr TileUse few_rows_use(std::int64_t rows) {
+  return rows <= kMostFewRows ? TileUse::kFewRows : rows <= kMostSomeRows ? TileUse::kSomeRows : TileUse::kDecode;
 }
 
 // The tile that holds the sequences which a schedule counts as those with few queries. Splits of fixed size are for all
@@ -84,11 +78,10 @@ inline TileUse few_rows_use(int head_dim, int head_dim_v, std::int64_t rows) {
 // two blocks share an SM, the tile of 32 rows has four slots for keys and values, too few beside prompts: 32 sequences
 // of 4 queries beside one of 2,242, 32/4 heads, head dim 64, take 120 us with it and 103 among the prompts.
 inline TileUse few_queries_use(int head_dim, int head_dim_v, int packed_heads, bool fixed_splits) {
-  bool const has_some = few_rows_use(head_dim, head_dim_v, kMostSomeRows) == TileUse::kSomeRows;
-  bool const takes_some = has_some && find_tile(head_dim, head_dim_v, TileUse::kSomeRows)->tile.per_sm == 1;
-  int const rows = takes_some ? kMostSomeRows : kMostFewRows;
+  TileRow const* const some = find_tile(head_dim, head_dim_v, TileUse::kSomeRows);
+  int const rows = some != nullptr && some->tile.per_sm == 1 ? kMostSomeRows : kMostFewRows;
   bool const holds = !fixed_splits && packed_heads <= rows;
-  return holds ? few_rows_use(head_dim, head_dim_v, rows) : TileUse::kDecode;
+  return holds ? few_rows_use(rows) : TileUse::kDecode;
 }
 
 // Tiles of `tile` as the schedule counts them. Prefill tiles are never cut by fixed splits: there are enough of them.
@@ -102,7 +95,7 @@ constexpr TileShape tile_shape(TileConfig const& tile, int packed_heads, bool fi
 // Whether a kernel that is alone in its call merges parts of its tiles itself. It counts them with the schedule's
 // counter, which only calls with lengths on the device have; the tile of 64 rows has no registers for that, and parts
 // that follow from a tile alone are merged in an order of their own.
-inline bool may_merge_parts(Problem const& problem, TileConfig const& tile) {
+constexpr bool may_merge_parts(Problem const& problem, TileConfig const& tile) {
   return problem.ragged && !problem.batch_invariant && tile.rows <= kMostSomeRows;
 }
 
@@ -191,10 +184,11 @@ inline int cluster_of(Plan const& plan, KernelPlan const& kernel) {
   return kernel.family == KernelFamily::kDecode ? max_of(plan.cluster, plan.cluster_if_alike) : 0;
 }
 
-// The rows that a kernel's slabs hold: CTAs of a cluster merge no more than kMostMergeRows.
+// The rows that a kernel's slabs hold: no more than CTAs of a cluster can merge.
 inline Packing packing_of(Plan const& plan, KernelPlan const& kernel) {
+  int const cluster = cluster_of(plan, kernel);
   int const rows = rows_of_slab(kernel.tile);
-  return make_packing(plan.packed_heads, cluster_of(plan, kernel) > 1 ? min_of(rows, kMostMergeRows) : rows);
+  return make_packing(plan.packed_heads, cluster > 1 ? min_of(rows, most_merge_rows(kernel.tile, cluster)) : rows);
 }
 
 constexpr std::int64_t aligned_bytes(std::int64_t bytes) { return (bytes + 255) / 256 * 256; }

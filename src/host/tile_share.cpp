@@ -72,8 +72,9 @@ int forced_cluster(PlanRequest const& request, TileConfig const& tile) {
   int const size = request.forced.cluster;
   require(std::has_single_bit(static_cast<unsigned>(size)) && size <= kMostCluster,
           "cluster: must be a power of 2 up to ", kMostCluster, ", ", size, " was forced");
-  require(may_share_tiles(request) || size == 1, "cluster: ", request.rows_of_few(), " rows are more than ",
-          kMostMergeRows, ", or num_splits is 1");
+  bool const can_merge = may_share_tiles(request, tile) && request.rows_of_few() <= most_merge_rows(tile, size);
+  require(can_merge || size == 1, "cluster: ", request.rows_of_few(), " rows are more than ",
+          most_merge_rows(tile, size), ", or num_splits is 1");
   require(shares_columns(tile, size), "cluster: the ", tile.head_dim_v, " columns of the tile cannot be shared by ",
           size, " blocks, ", kMergeColumns, " at a time");
   return size;
@@ -183,8 +184,9 @@ std::int64_t share_bytes(PlanRequest const& request, TileConfig const& tile, int
   return ceil_div<std::int64_t>(request.blocks_of_tile(tile), blocks) * request.bytes_of_block(tile);
 }
 
-bool may_share_tiles(PlanRequest const& request) {
-  return request.problem.num_splits != 1 && !request.problem.batch_invariant && request.rows_of_few() <= kMostMergeRows;
+bool may_share_tiles(PlanRequest const& request, TileConfig const& tile) {
+  return request.problem.num_splits != 1 && !request.problem.batch_invariant &&
+         request.rows_of_few() <= most_merge_rows(tile);
 }
 
 TileShare share_of_tile(PlanRequest const& request, TileConfig const& tile) {
@@ -194,7 +196,7 @@ TileShare share_of_tile(PlanRequest const& request, TileConfig const& tile) {
     return {size, size > 1 ? std::max(1, forced.num_splits / size) : 1};
   }
   std::int64_t const tiles = request.tiles_of_few();
-  if (!may_share_tiles(request) || tiles > request.most_ctas(tile)) { return {}; }
+  if (!may_share_tiles(request, tile) || tiles > request.most_ctas(tile)) { return {}; }
   int size = widest_cluster(request, tile);
   // One that is longer than the others is not to be read by as few blocks as suffice for all of them.
   auto const is_too_long = [&](std::int64_t share) {
@@ -213,8 +215,8 @@ std::string reason_for_share(PlanRequest const& request, TileConfig const& tile,
   if (request.problem.batch_invariant) {
     return concat("no sequence has more than the ", kFixedSplitKeys, " keys of one part");
   }
-  if (!may_share_tiles(request)) {
-    return concat("a sequence has more query rows than the ", kMostMergeRows, " that blocks can merge");
+  if (!may_share_tiles(request, tile)) {
+    return concat("a sequence has more query rows than the ", most_merge_rows(tile), " that blocks can merge");
   }
   if (request.tiles_of_few() > request.most_ctas(tile)) { return "there are more tiles than blocks"; }
   int const num_splits = request.problem.num_splits;
@@ -265,6 +267,9 @@ char const* reason_against_cluster(PlanRequest const& request, TileConfig const&
   if (size > most_cluster(request)) { return "no larger cluster runs on this card"; }
   if (num_splits != 0 && size > num_splits) { return "num_splits allows no more"; }
   if (!shares_columns(tile, size)) { return "more blocks cannot share the columns of a tile"; }
+  // Of a call that has tiles of many queries, too, those of few are full.
+  std::int64_t const rows = std::min<std::int64_t>(request.rows_of_few(), tile.rows);
+  if (rows > most_merge_rows(tile, size)) { return "more blocks cannot merge so many rows"; }
   return runs_at_once(request, tile, size) ? nullptr : "larger clusters would not all run at once";
 }
 

@@ -43,7 +43,7 @@ std::int64_t most_bytes_at_once(PlanRequest const& request, TileShare const& sha
 // Of K and V that the longest tile leaves to each of `blocks`.
 std::int64_t share_bytes(PlanRequest const& request, TileConfig const& tile, int blocks);
 
-bool may_share_tiles(PlanRequest const& request);
+bool may_share_tiles(PlanRequest const& request, TileConfig const& tile);
 // One cluster for each tile, or several smaller ones where tiles are so few that this is faster.
 TileShare share_of_tile(PlanRequest const& request, TileConfig const& tile);
 // What stopped share_of_tile from taking more blocks for a tile.

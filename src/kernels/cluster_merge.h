@@ -77,7 +77,7 @@ class ClusterMerge {
 
  private:
   static constexpr int kEndFloats = Traits::kEndFloats;
-  static constexpr int kEndsAtOnce = 4;  // parts whose ends a thread reads together
+  static constexpr int kEndsAtOnce = kMergeParts;  // parts whose ends a thread reads together
 
   __device__ __forceinline__ int rank() const { return static_cast<int>(blockIdx.x) & (parts() - 1); }
   __device__ __forceinline__ int part_bits() const { return log2_of(parts()); }

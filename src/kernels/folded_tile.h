@@ -62,7 +62,7 @@ class FoldedTile {
   }
 
  private:
-  static constexpr int kValues = Traits::kHeadDimV / 32;  // of a column of a columns_view()
+  static constexpr int kValues = Traits::kProductColumns / 32;  // of a column of a columns_view()
 
   __device__ __forceinline__ void finish_group() {
     parts_in_group_ = 0;

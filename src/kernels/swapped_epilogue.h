@@ -109,7 +109,9 @@ struct SwappedEpilogue {
       }
       CUTE_UNROLL
       for (int r = 0; r < size<1>(output); ++r) {
-        to.send_pair(row, place.row(r), rows, output(c, r), output(c + 1, r));
+        int const column = place.row(r);
+        if (Traits::kProductColumns > Traits::kHeadDimV && column >= Traits::kHeadDimV) { continue; }
+        to.send_pair(row, column, rows, output(c, r), output(c + 1, r));
       }
     }
   }

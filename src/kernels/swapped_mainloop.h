@@ -36,7 +36,7 @@ class SwappedMainloop {
   static_assert(kRows <= Traits::kQueryRows && (kRows == 16 || kRows == 32));
 
   // O^T, without the division by the sums of its columns.
-  using Output = decltype(partition_fragment_C(MmaPv{}, Shape<Int<Traits::kHeadDimV>, Int<kRows>>{}));
+  using Output = decltype(partition_fragment_C(MmaPv{}, Shape<Int<Traits::kProductColumns>, Int<kRows>>{}));
 
   __device__ __forceinline__ SwappedMainloop(AttentionParams const& params, SharedStorage& shared, int thread)
       : params_(params), shared_(shared), thread_(thread), place_(thread) {}

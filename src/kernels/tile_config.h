@@ -203,17 +203,19 @@ inline constexpr std::array kTiles{
             {64, 128, 64, 64, 5, 2},
             "two blocks an SM: one starts or ends while the other streams",
             {1200, 3600}},
-    TileRow{TileUse::kDecode, {64, 64, 96, 96, 7, 2}, "two blocks an SM", kUnknownCost},
+    TileRow{TileUse::kDecode, {64, 128, 96, 96, 7}, "one block an SM, as head dim 128", kUnknownCost},
     TileRow{TileUse::kDecode,
-            {64, 128, 128, 128, 6},
+            {64, 128, 128, 128, 5},
             "64 SMs with one block each reach 4,230 GB/s, with two blocks of 64 keys each 3,100",
             {1250, 3800}},
-    TileRow{TileUse::kDecode, {64, 64, 192, 128, 7}, "one block an SM: two have no room for four stages", kUnknownCost},
-    TileRow{TileUse::kDecode, {64, 64, 192, 192, 7}, "one block an SM: two have no room for four stages", kUnknownCost},
+    TileRow{TileUse::kDecode, {64, 64, 192, 128, 6}, "one block an SM: two have no room for four stages", kUnknownCost},
+    TileRow{TileUse::kDecode, {64, 64, 192, 192, 6}, "one block an SM: two have no room for four stages", kUnknownCost},
     TileRow{TileUse::kDecode, {64, 64, 256, 256, 5}, "one block an SM: two have no room for four stages", {1300, 5400}},
     TileRow{TileUse::kFewRows,
             {16, 128, 64, 64, 6, 2},
             "queries are the columns of S and O: 16 of them instead of 64 rows"},
+    TileRow{
+        TileUse::kFewRows, {16, 128, 96, 96, 8}, "queries are the columns of S and O: 16 of them instead of 64 rows"},
     TileRow{
         TileUse::kFewRows, {16, 128, 128, 128, 6}, "queries are the columns of S and O: 16 of them instead of 64 rows"},
     TileRow{
@@ -223,11 +225,13 @@ inline constexpr std::array kTiles{
     TileRow{
         TileUse::kFewRows, {16, 64, 256, 256, 6}, "queries are the columns of S and O: 16 of them instead of 64 rows"},
     TileRow{TileUse::kFewRowsByIndex, {16, 128, 64, 64, 6, 2}, "as where a schedule may have them"},
+    TileRow{TileUse::kFewRowsByIndex, {16, 128, 96, 96, 8}, "as where a schedule may have them"},
     TileRow{TileUse::kFewRowsByIndex, {16, 128, 128, 128, 6}, "as where a schedule may have them"},
     TileRow{TileUse::kFewRowsByIndex, {16, 64, 192, 128, 8}, "as where a schedule may have them"},
     TileRow{TileUse::kFewRowsByIndex, {16, 64, 192, 192, 8}, "as where a schedule may have them"},
     TileRow{TileUse::kFewRowsByIndex, {16, 64, 256, 256, 6}, "as where a schedule may have them"},
     TileRow{TileUse::kFewRowsInParts, {16, 128, 64, 64, 6, 2}, "as without batch_invariant"},
+    TileRow{TileUse::kFewRowsInParts, {16, 128, 96, 96, 8}, "as without batch_invariant"},
     TileRow{TileUse::kFewRowsInParts, {16, 128, 128, 128, 6}, "as without batch_invariant"},
     TileRow{TileUse::kFewRowsInParts, {16, 64, 192, 128, 8}, "as without batch_invariant"},
     TileRow{TileUse::kFewRowsInParts, {16, 64, 192, 192, 8}, "as without batch_invariant"},
@@ -235,6 +239,8 @@ inline constexpr std::array kTiles{
     TileRow{TileUse::kSomeRows,
             {32, 128, 64, 64, 4, 2},
             "queries are the columns of S and O: 48 x 3 queries on 169 keys, 64/8 heads, 0.73 of the time of 64 rows"},
+    TileRow{
+        TileUse::kSomeRows, {32, 128, 96, 96, 7}, "queries are the columns of S and O: 32 of them instead of 64 rows"},
     TileRow{
         TileUse::kSomeRows,
         {32, 128, 128, 128, 5},
@@ -246,6 +252,7 @@ inline constexpr std::array kTiles{
     TileRow{
         TileUse::kSomeRows, {32, 64, 256, 256, 5}, "queries are the columns of S and O: 32 of them instead of 64 rows"},
     TileRow{TileUse::kSomeRowsByIndex, {32, 128, 64, 64, 4, 2}, "as where a schedule may have them"},
+    TileRow{TileUse::kSomeRowsByIndex, {32, 128, 96, 96, 7}, "as where a schedule may have them"},
     TileRow{TileUse::kSomeRowsByIndex, {32, 128, 128, 128, 5}, "as where a schedule may have them"},
     TileRow{TileUse::kSomeRowsByIndex, {32, 64, 192, 128, 7}, "as where a schedule may have them"},
     TileRow{TileUse::kSomeRowsByIndex, {32, 64, 192, 192, 7}, "as where a schedule may have them"},

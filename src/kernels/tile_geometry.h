@@ -44,11 +44,20 @@ constexpr bool one_block_holds(TileConfig const& tile, MaskParams const& mask, i
 // have keys, a mask may hide its last blocks from its upper slabs.
 constexpr bool slabs_skip_blocks(TileConfig const& tile) { return tile.rows > tile.keys && !has_one_block(tile); }
 
-// CTAs that may share a tile, and rows of a tile that they can merge: in the place of O, in float32.
+// CTAs that may share a tile.
 inline constexpr int kMostCluster = 16;
-inline constexpr int kMostMergeRows = kSlabRows / 2;
-// Columns of a row that a thread merges at once: a float4 of each part.
+// Columns of a row that a thread merges at once, a float4 of each part, of so many parts; neighbouring threads have the
+// others.
 inline constexpr int kMergeColumns = 4;
+inline constexpr int kMergeParts = 4;
+// Rows of a tile that `ctas` can merge, each with one warpgroup. For more of the widest heads there is no room in
+// float32.
+constexpr int most_merge_rows(TileConfig const& tile, int ctas = 1) {
+  constexpr int kThreads = 128;
+  constexpr int kOfWidest = 32;
+  int const rows = min_of(tile.rows, kThreads / ceil_div(ctas, kMergeParts));
+  return tile.head_dim_v > 192 ? min_of(rows, kOfWidest) : rows;
+}
 // Parts that follow from a tile alone which are merged with each other before they are merged with others.
 inline constexpr int kPartsOfGroup = 4;
 

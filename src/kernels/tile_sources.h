@@ -202,11 +202,11 @@ class ClusterWorkSource {
       : params_(params), tile_(params.cluster.first_tile(cta)) {
     int const ctas = params.cluster.ctas_of_tile.divisor;
     int const rank = ctas == 1 ? 0 : cta - tile_ * ctas;
-    item_ = {.first = rank,
-             .last = rank + 1,
-             .units = ctas,
-             .slot = params.cluster.slot(cta),
-             .in_cluster = params.cluster.size > 1};
+    item_.first = rank;
+    item_.last = rank + 1;
+    item_.units = ctas;
+    item_.slot = params.cluster.slot(cta);
+    item_.in_cluster = params.cluster.size > 1;
   }
 
   template <class Draw>

@@ -107,7 +107,10 @@ struct AttentionTraits {
   // Tiles for few queries: K and V are read by one tile of each head, O is stored from registers, and the CTAs of a
   // cluster may share a tile's keys.
   static constexpr bool kDecode = kConsumerWarpgroups == 1;
-  static constexpr int kMergeRows = kSwapped ? kQueryRows : kMostMergeRows;
+  static constexpr int kMergeRows = most_merge_rows(kTile);
+  // Where columns of V are the rows of O^T, of which a WGMMA has 64, those behind the last are whatever lies behind its
+  // slot, and nobody reads what becomes of them.
+  static constexpr int kProductColumns = kSwapped ? ceil_div(kHeadDimV, kSlabRows) * kSlabRows : kHeadDimV;
   using ClusterTiles = conditional_t<kTile.rows == kMostSomeRows, SeveralTilesEach, OneTileEach>;
 
   // Slabs visit only what they see. In a square tile they would skip nothing, and finding that out takes 1 to 4 % of
@@ -132,7 +135,7 @@ struct AttentionTraits {
   template <int kRows>
   static constexpr auto select_pv() {
     if constexpr (kRows < kSlabRows) {
-      return GMMA::ss_op_selector<Element, Element, float, Shape<Int<kHeadDimV>, Int<kRows>, Int<kKeys>>,
+      return GMMA::ss_op_selector<Element, Element, float, Shape<Int<kProductColumns>, Int<kRows>, Int<kKeys>>,
                                   GMMA::Major::MN, GMMA::Major::K>();
     } else {
       return GMMA::rs_op_selector<Element, Element, float, Shape<Int<kSlabRows>, Int<kHeadDimV>, Int<kKeysOfStep>>,
@@ -176,9 +179,9 @@ struct AttentionTraits {
   // Of K and V, what a slab reads.
   static constexpr int kKeysOfProduct = kSlabSteps * kKeysOfStep;
   using LayoutK = decltype(with_slots(tile_to_shape(AtomK<kSlabColumns>{}, Shape<Int<kSlabKeys>, Int<kHeadDim>>{})));
-  // V as the second operand of P V: (head_dim_v, keys), keys first within a column slab, as TMA writes it.
+  // V as an operand of P V: (kProductColumns, keys), keys first within a column slab, as TMA writes it.
   using LayoutVt = decltype(with_slots(
-      tile_to_shape(AtomMn<kSlabColumnsV>{}, Shape<Int<kHeadDimV>, Int<kKeysOfProduct>>{}, Step<_2, _1>{})));
+      tile_to_shape(AtomMn<kSlabColumnsV>{}, Shape<Int<kProductColumns>, Int<kKeysOfProduct>>{}, Step<_2, _1>{})));
 
   // P of a tile of few rows, as second operand of O^T = V^T P^T. Two take turns: while a fast warp writes the next one,
   // the product of a slow one may still read.
@@ -192,8 +195,8 @@ struct AttentionTraits {
   static constexpr int kElementsP = kColumnRows > 0 ? kColumnRows * kKeys : 8;
 
   static constexpr int kSlabElementsQ = kQueryRows * kHeadDim;
-  // The swapped form has O in shared memory in float32 where a cluster merges it.
-  static constexpr int kSlabElementsO = (kSwapped ? 2 * kQueryRows : kSlabRows) * kHeadDimV;
+  // Decode has O in shared memory in float32 where a cluster merges it.
+  static constexpr int kSlabElementsO = (kDecode ? 2 * kMergeRows : kSlabRows) * kHeadDimV;
   static constexpr int kBytesQ = kSlabElementsQ * sizeof(Element);
   static constexpr int kBytesK = kElementsK * sizeof(Element);
   static constexpr int kBytesV = kElementsV * sizeof(Element);
@@ -202,7 +205,7 @@ struct AttentionTraits {
   static constexpr int kEndFloats = kSwapped ? 2 : 1;
   static constexpr int kPartsEnds = kDecode ? kEndFloats * kMostCluster * kMergeRows : kMixed ? 2 * kColumnRows : 1;
   // Of O of a tile of few rows, on its way to memory: rows begin in different banks.
-  static constexpr int kPitchO = kHeadDimV + kPieceBytes / int(sizeof(Element));
+  static constexpr int kPitchO = kProductColumns + kPieceBytes / int(sizeof(Element));
   static constexpr int kElementsO = kDecode ? kSlabElementsO : kMixed ? kColumnRows * kPitchO : 8;
   static constexpr int kBytesOfColumns =  // but for O of decode
       kColumnRows == 0 ? 0 : 16 * kColumnRows + 4 * kElementsP + (kMixed ? kElementsO * int(sizeof(Element)) : 0);
@@ -288,8 +291,7 @@ struct AttentionTraits {
   static_assert(kSharedBytes <= kSharedLimit, "tile does not fit in shared memory");
   static_assert(kDecode || kHeadDimV <= kHeadDim, "O does not fit in the place of Q");
   static_assert(kOutputSlots == 0 || kSlabElementsO <= kSlotElements, "O of a warpgroup does not fit in a slot");
-  static_assert(!kDecode || (kRoomForTwo && kMergeRows * kHeadDimV * 4 <= kSlabElementsO * 2),
-                "other CTAs write their parts while this one still reads Q");
+  static_assert(!kDecode || kRoomForTwo, "other CTAs write their parts while this one still reads Q");
   static_assert(!kPages || kOutputSlots == 0 || kWorkSlots == 2,
                 "the warp that loads values would overwrite slots that the one of keys has not handed over");
   static_assert(!kMixed || (kKeys % kSlabRows == 0 && kQueryBuffers == 2 && !kPairs && !kSkips),

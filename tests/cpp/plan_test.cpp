@@ -1214,10 +1214,10 @@ TEST_CASE(
     KernelPlan const& kernel = made.kernels.front();
     int const packed = p.heads_q / p.heads_k;
     int const rows = p.seqlen_q * packed;
-    // Several of 32 rows, where each has an SM and they take less time; head dim 96 has none of 32.
+    // Several of 32 rows, where each has an SM and they take less time.
     bool const several = rows > 32 && kernel.tile.rows == 32;
     int const of_group = several ? ceil_div(rows, 32) : 1;
-    CHECK((!several || (p.head_dim != 96 && of_group * p.batch * p.heads_k <= 132)));
+    CHECK((!several || of_group * p.batch * p.heads_k <= 132));
     int const tiles = p.batch * p.heads_k * of_group;
     CHECK(kernel.family == KernelFamily::kDecode);
     CHECK((rows <= 64 || several));
@@ -1247,7 +1247,7 @@ TEST_CASE(
     } else {
       CHECK(made.ctas == tiles * made.cluster * of_tile);
       CHECK(made.ctas <= 132 * kernel.tile.per_sm);
-      CHECK((rows <= 32 || several));
+      CHECK((rows <= most_merge_rows(kernel.tile, made.cluster) || several));
       CHECK(explains(made, concat(of_tile > 1 ? "clusters of " : "a cluster of ", made.cluster, " blocks")));
       ++shared;
     }
@@ -1461,6 +1461,11 @@ TEST_CASE("plan: few prompts beside sequences of few queries have a kernel for e
   p.has_metadata = false;
   CHECK(plan(p, card(132)).makes_schedule);
   CHECK_FALSE(has_classes(step(550, 41, 8, 4096)));
+
+  // How many blocks merge a tile of few queries does not depend on the rows that prompts have.
+  p = step(300, 12, 2, 4000);
+  CHECK(has_classes(p));
+  CHECK(plan(p, card(132)).cluster > 1);
 }
 
 TEST_CASE("plan: two blocks share a long tile and a short one where each tile has an SM") {
@@ -1917,6 +1922,25 @@ TEST_CASE("us_of_tiles: within an eighth of what an H200 took, and better shares
   }
 }
 
+TEST_CASE("plan: 33 to 64 rows have clusters of up to 8 blocks, which a schedule takes where bounds do not tell") {
+  for (int const head_dim : {64, 96, 128, 192, 256}) {
+    CAPTURE(head_dim);
+    bool const merges = head_dim <= 192;  // of wider heads no more than 32 rows have room
+    Problem p = ragged(8, 1'000'000, head_dim, 3);
+    p.heads_q = 8;
+    p.heads_k = 1;
+    p.num_splits = 0;
+    Plan const by_schedule = plan(p, card(132));
+    CHECK(by_schedule.tile.rows == 64);
+    CHECK(by_schedule.cluster_if_alike == (merges ? 8 : 1));
+    p.seqlen_k = 3000;
+    Plan const known = testing::plan_with(p, card(132), {.one_tile = true});
+    CHECK(known.tile.rows == 64);
+    CHECK(known.cluster == (merges ? 8 : 0));
+    CHECK(packing_of(known, known.kernels.front()).queries_per_slab == 8);
+  }
+}
+
 TEST_CASE("plan: explain tells why a tile is shared by so many blocks, or by none") {
   auto const made = [](int batch, int seqlen_k, int num_splits, int heads_q = 8, int heads_k = 1) {
     Problem p = ragged(1, seqlen_k, 128, batch);
@@ -1933,7 +1957,11 @@ TEST_CASE("plan: explain tells why a tile is shared by so many blocks, or by non
   CHECK(explains(made(1, 100, 0), "1: more blocks would have no keys"));
   CHECK(explains(made(1, 8192, 1), "1: as asked"));
   CHECK(explains(made(64, 4096, 0, 32, 8), "1: there are more tiles than blocks"));
-  CHECK(explains(made(8, 1024, 0, 128, 2), "1: a sequence has more query rows than the 32 that blocks can merge"));
+  Problem widest = ragged(1, 100, 256, 4);  // with 64 rows, on so few keys that nothing is cut
+  widest.heads_q = 1024;
+  widest.heads_k = 16;
+  widest.num_splits = 0;
+  CHECK(explains(plan(widest, card(132)), "1: a sequence has more query rows than the 32 that blocks can merge"));
   Problem whole = ragged(512, 16384, 128, 16);
   whole.num_splits = 0;
   CHECK(explains(plan(whole, card(132)), "1: whole tiles keep the blocks busy"));
@@ -2045,7 +2073,7 @@ TEST_CASE("tiles: few rows have kernels of their own by index and with batch_inv
     }
     ++count;
   }
-  CHECK(count == 5);
+  CHECK(count == 6);
 }
 
 TEST_CASE("tiles: some rows have a kernel of their own by index, and tiles wherever few rows have them") {
@@ -2112,7 +2140,9 @@ TEST_CASE(
   invariant.batch_invariant = true;
   CHECK(plan(invariant, card(132)).tile.rows == 64);
   // A build with head dim 96 alone has all that its calls need.
-  CHECK(plan(problem(2, 1, 1000, 8, 8, 96), card(132)).tile.head_dim == 96);
+  for (int const seqlen_q : {1, 32, 64}) {
+    CHECK(plan(problem(2, seqlen_q, 1000, 8, 8, 96), card(132)).tile.head_dim == 96);
+  }
 }
 
 TEST_CASE("plan: the next call starts early unless half of its clusters would have to wait for this one's to end") {
@@ -2204,7 +2234,6 @@ TEST_CASE("readers_of_few: the blocks of calls that leave clusters to the schedu
   Problem fixed = ragged(1, 131'072, 128, 16);
   fixed.batch_invariant = true;
   CHECK(readers_of_few(fixed, card(132)).of_few_tiles == 0);
-  CHECK(readers_of_few(ragged(1, 131'072, 96, 16), card(132)).of_few_tiles == 0);  // a tile of 64 rows
   // One query fills 24 rows: few for the schedule with head dim 128, many with 64, where calls make no room for
   // rounding.
   for (auto const& [head_dim, few] : {std::pair(128, true), {64, false}}) {
@@ -2243,7 +2272,7 @@ TEST_CASE("plan: several tiles of few rows do not depend on bounds or an sm_marg
       p.sm_margin = margin;
       Plan made = plan(p, card(132));
       KernelPlan const& kernel = made.kernels.front();
-      if (kernel.packed_tiles || kernel.tiles_of_group > 1) {
+      if (kernel.has_several_tiles()) {
         CHECK_FALSE(made.listed);
         CHECK(kernel.tile.rows == kMostSomeRows);
         CHECK(kernel.packed_tiles == (batch > 1));
@@ -2253,11 +2282,11 @@ TEST_CASE("plan: several tiles of few rows do not depend on bounds or an sm_marg
     };
     Plan const first = made_with(least, 0);
     CAPTURE(first.explain());
-    bool const takes = first.kernels.front().packed_tiles || first.kernels.front().tiles_of_group > 1;
+    bool const takes = first.kernels.front().has_several_tiles();
     ++(takes ? several : others);
     auto const same_tile = [&](Plan const& made) {
       KernelPlan const& kernel = made.kernels.front();
-      return takes == (kernel.packed_tiles || kernel.tiles_of_group > 1);
+      return takes == kernel.has_several_tiles();
     };
     CHECK(same_tile(made_with(in_slab ? 64 / packed : 1000, 0)));
     if (p.num_splits != 1) { continue; }
@@ -2290,6 +2319,8 @@ TEST_CASE("plan_with: clusters can be forced and forbidden") {
   many.num_splits = 0;
   CHECK(plan_with(many, device, {.cluster = 4}).ctas == 3 * 8 * 2 * 4);
   many.batch = 9;  // so many that not every tile of 32 rows has an SM
+  CHECK(plan_with(many, device, {.cluster = 4}).tile.rows == 64);
+  many.head_dim = many.head_dim_v = 256;
   CHECK_THROWS_AS(plan_with(many, device, {.cluster = 4}), InvalidArgument);
 }
 

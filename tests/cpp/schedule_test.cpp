@@ -782,7 +782,7 @@ std::string run_clusters_of(AttentionParams const& params, KernelPlan const& ker
       if (work.queries.last < work.queries.first) { continue; }
       if (work.queries.last - work.queries.first >= params.packing.queries_per_slab) { return "too many queries"; }
       int const rows = params.packing.queries_per_slab * params.packing.heads.divisor;
-      int const most_rows = cluster.size > 1 ? std::min(kernel.tile.rows, kMostMergeRows) : kernel.tile.rows;
+      int const most_rows = cluster.size > 1 ? most_merge_rows(kernel.tile, cluster.size) : kernel.tile.rows;
       if (rows > most_rows) { return "more rows than the tile has or the CTAs merge"; }
       mine.emplace_back(sequence.batch, item.head, item.m);
       done.push_back({item, work, cta, -1});
@@ -1480,7 +1480,7 @@ TEST_CASE("schedule: several tiles of few rows for a sequence, as many as its qu
       KernelPlan const& kernel = plan.kernels.front();
       packed += kernel.packed_tiles;
       alike += kernel.tiles_of_group > 1;
-      bool const several = kernel.packed_tiles || kernel.tiles_of_group > 1;
+      bool const several = kernel.has_several_tiles();
       by_several_clusters += several && clusters_of_tile(kernel) > 1;
       return several;
     });
@@ -2104,7 +2104,12 @@ TEST_CASE("schedule: a graph that was captured with rows for the longest of all 
     KernelPlan const& kernel = call.plan.kernels.front();
     AttentionParams const params = params_of(call, kernel);
     std::string fault;
-    std::vector<Done> const done = is_paired(kernel) ? run_pairs(params, kernel, fault) : run_tile_list(params, kernel);
+    std::vector<Done> done;
+    if (params.cluster.on()) {  // several tiles of 32 rows
+      fault = run_clusters(params, kernel, done);
+    } else {
+      done = is_paired(kernel) ? run_pairs(params, kernel, fault) : run_tile_list(params, kernel);
+    }
     REQUIRE(fault == "");
     REQUIRE(coverage_fault(call, kernel, params, parts_of_tiles(params, done)) == "");
   }

@@ -37,6 +37,13 @@ void several_queries(Case& c) {
   c.packed_q = true;
 }
 
+// A tile of 64 rows for each, of which the last has fewer.
+void many_rows(Case& c) {
+  c.queries = {16, 1, 16, 9};
+  c.heads_k = 1;
+  c.packed_q = true;
+}
+
 // Chunks of a few tiles of 32 rows each, beside sequences with one and with none.
 Case several_tiles(std::string why, std::vector<int> queries, std::vector<int> keys) {
   return {.why = std::move(why),
@@ -359,6 +366,20 @@ std::vector<Case> make() {
           [](Case& c) {
             several_queries(c);
             c.clusters = false;
+          }),
+      but(decode("decode: up to 64 rows, clusters", {700, 1, 17, 9}, 16), many_rows),
+      but(decode("decode: up to 64 rows, d 96, pages of 1, clusters", {700, 1, 17, 9}, 1),
+          [](Case& c) {
+            many_rows(c);
+            c.head_dim = c.head_dim_v = 96;
+          }),
+      // Of O^T there are rows for columns that V does not have.
+      but(decode("decode: d 96, clusters", {700, 1, 17, 5}, 16), [](Case& c) { c.head_dim = c.head_dim_v = 96; }),
+      but(decode("decode: d 96, no cluster, splits", {700, 1, 17, 5}, 16),
+          [](Case& c) {
+            several_queries(c);
+            c.clusters = false;
+            c.head_dim = c.head_dim_v = 96;
           }),
       but(decode("decode: 32 rows, d 256", {400, 30}, 16),
           [](Case& c) {

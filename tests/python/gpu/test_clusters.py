@@ -33,6 +33,9 @@ ROWS = {
     "20 rows": (5, 4),
     "32 rows": (4, 8),
 }
+# Of the tile of 64 rows, in whose clusters larger ones have no threads to merge, and of head dim 256 no room.
+MANY_ROWS = {"33 rows": (33, 1), "48 rows": (6, 8), "60 rows": (12, 5), "64 rows": (8, 8)}
+MOST_OF_MANY_ROWS = 8
 FEW = [name for name, (queries, heads) in ROWS.items() if queries * heads <= 16]
 # Around blocks of 64 and of 128 keys; most have fewer blocks than large clusters have CTAs.
 KEYS = (0, 1, 63, 64, 65, 127, 128, 129, 300, 2500)
@@ -58,7 +61,7 @@ MASKS = {
 
 def batch_of(why: str, rows: str, layout: str, **options) -> Batch:
     """One call of few queries; num_splits leaves the plan free."""
-    queries, heads = ROWS[rows]
+    queries, heads = {**ROWS, **MANY_ROWS}[rows]
     dense_q = LAYOUTS[layout]["call"] == "cache"
     fields = {
         "q_lengths": (queries,) * len(KEYS),
@@ -94,6 +97,19 @@ def sizes_cases(kernel, size: int) -> Iterator[Batch]:
 @pytest.mark.parametrize("kernel", MAIN, ids=name_of)
 def test_sizes(kernel, size):
     judge_all(sizes_cases(kernel, size))
+
+
+def many_rows_cases(kernel, size: int) -> Iterator[Batch]:
+    for i, (rows, layout) in enumerate(itertools.product(MANY_ROWS, LAYOUTS)):
+        mask = list(MASKS)[(i + size) % len(MASKS)]
+        yield batch_of(f"cluster of {size}, {mask}", rows, layout, forced=(("cluster", size), ("one_tile", True)), seed=i,
+                       **on(kernel, **MASKS[mask]))  # fmt: skip
+
+
+@pytest.mark.parametrize("size", [size for size in SIZES if size <= MOST_OF_MANY_ROWS])
+@pytest.mark.parametrize("kernel", [kernel for kernel in MAIN if max(kernel[1]) <= 192], ids=name_of)
+def test_many_rows(kernel, size):
+    judge_all(many_rows_cases(kernel, size))
 
 
 def mask_cases(mask: str, size: int) -> Iterator[Batch]:
@@ -246,16 +262,16 @@ def room_cases(sequences: int, rows: str) -> Iterator[Batch]:
         mask = list(MASKS)[(i + sequences) % len(MASKS)]
         yield main_dims(
             batch_of(f"{sequences} sequences, {kind}, {mask}, room for {ROOM}", rows, layout,
-                     q_lengths=(ROWS[rows][0],) * sequences, k_lengths=tuple(lengths(sequences)), room_k=ROOM,
+                     q_lengths=({**ROWS, **MANY_ROWS}[rows][0],) * sequences, k_lengths=tuple(lengths(sequences)), room_k=ROOM,
                      metadata=i % 2 == 0, seed=i, **MASKS[mask])
         )  # fmt: skip
 
 
-@pytest.mark.parametrize("rows", ["1 row", "16 rows", "20 rows", "32 rows"])
+@pytest.mark.parametrize("rows", ["1 row", "16 rows", "20 rows", "32 rows", "60 rows", "64 rows"])
 @pytest.mark.parametrize("sequences", BATCHES)
 def test_room_for_more_keys_than_any_sequence_has(sequences, rows):
     """The plan's bound says nothing: the kernel reads in the schedule whether clusters, whole tiles or parts are best."""
-    size = BATCHES[sequences]
+    size = min(BATCHES[sequences], MOST_OF_MANY_ROWS) if rows in MANY_ROWS else BATCHES[sequences]
     plain = next(case for case in room_cases(sequences, rows) if case.window == (-1, -1) and not case.chunk)
     expected = f"each by a cluster of {size} blocks" if size > 1 else "each by a block" if size else "drawn whole"
     assert expected in plan_of(plain).explain(), plan_of(plain).explain()
@@ -588,7 +604,9 @@ def test_what_cannot_be_shared_is_refused():
     for changes, forced in (
         ({"num_splits": 1}, 2),
         ({"num_splits": 1}, 16),
-        ({"q_lengths": (9,) * 67, "k_lengths": (70,) * 67}, 2),  # 36 rows; not every tile of 32 would have an SM
+        ({"q_lengths": (9,) * 67, "k_lengths": (70,) * 67}, 16),  # 36 rows; not every tile of 32 would have an SM
+        ({}, 3),
+        ({}, 32),
     ):
         made = make(case.but(forced=(("cluster", forced),), **changes))
         with pytest.raises(ValueError, match="^cluster: "):

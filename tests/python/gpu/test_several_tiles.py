@@ -16,11 +16,11 @@ from gpu.batches import Batch, attend, judge_all, judged_results, make, require_
 from gpu.few_sequences import require_graph_serves, require_same_again  # noqa: E402
 from gpu.fixed_splits import plan_of  # noqa: E402
 from gpu.support import MAIN, small_masks  # noqa: E402
+from gpu.test_clusters import shareable  # noqa: E402
 from gpu.test_grid import name_of, on  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
-KERNELS = [kernel for kernel in MAIN if kernel[1] != (96, 96)]  # whose tiles of few rows have 64
 # (queries, keys) of the sequences of a batch, with four query heads for each of K and V.
 LENGTHS = {
     "a draft": ((9, 900), (9, 1), (9, 64), (9, 9)),
@@ -50,7 +50,7 @@ def is_several(batch: Batch) -> bool:
 
 def mask_cases(kernel, mask: str) -> Iterator[Batch]:
     """Tiles of a sequence see other keys under each mask, the first of them perhaps none."""
-    first = list(small_masks()).index(mask) + KERNELS.index(kernel)
+    first = list(small_masks()).index(mask) + MAIN.index(kernel)
     for i, (why, lengths) in enumerate(LENGTHS.items()):
         layout = LAYOUTS[(first + i) % len(LAYOUTS)]
         options = {"causal": False, **small_masks()[mask], **layout}
@@ -58,7 +58,7 @@ def mask_cases(kernel, mask: str) -> Iterator[Batch]:
 
 
 @pytest.mark.parametrize("mask", small_masks())
-@pytest.mark.parametrize("kernel", KERNELS, ids=name_of)
+@pytest.mark.parametrize("kernel", MAIN, ids=name_of)
 def test_masks_and_lengths(kernel, mask):
     judge_all(mask_cases(kernel, mask))
 
@@ -99,9 +99,10 @@ def test_rows_that_do_not_count():
 
 
 @pytest.mark.parametrize(("size", "clusters"), [(1, 1), (2, 1), (4, 1), (8, 1), (16, 1), (2, 2), (4, 3), (2, 9)])
-@pytest.mark.parametrize("kernel", KERNELS, ids=name_of)
+@pytest.mark.parametrize("kernel", MAIN, ids=name_of)
 def test_clusters(kernel, size, clusters):
     """Each share of a tile, also of one without keys, and parts of tiles that do not exist."""
+    size = shareable(size, *kernel[1])
     forced = (("cluster", size), *((("num_splits", size * clusters),) if clusters > 1 else ()))
     lengths = ((9, 2500), (16, 130), (12, 3), (0, 64), (1, 700))
     judge_all([
