@@ -173,7 +173,7 @@ def test_tiles_are_read_from_the_plan():
     assert fixed.decode == Shape(16, 128) and fixed.whole_keys % 128 == 0 and fixed.whole_keys > 0
     assert schedule_model.shapes_of(64, 64, 8, 8, False) == Shapes(Shape(192, 128, ends=1), Shape(16, 128))
     assert schedule_model.shapes_of(192, 128, 128, 1, False).decode == Shape(1, 64)
-    assert schedule_model.shapes_of(96, 96, 8, 8, False).decode.queries == 64
+    assert schedule_model.shapes_of(96, 96, 8, 8, False).decode == Shape(32, 128)
 
 
 def test_random_steps_of_the_gpu_test_are_countable_and_varied():
