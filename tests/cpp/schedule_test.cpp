@@ -1459,7 +1459,7 @@ TEST_CASE("schedule: several tiles of few rows for a sequence, as many as its qu
   int by_several_clusters = 0;
   for (int i = 0; i < 6000; ++i) {
     Request r = request_of_few_tiles(random);
-    r.head_dim = one_of<int>(random, {64, 128, 192, 256});
+    r.head_dim = one_of<int>(random, {64, 96, 128, 192, 256});
     r.options.num_splits = one_of<int>(random, {0, 0, 1, 6});
     if (pick(random, 0, 5) == 0) { r.options.window_right = pick(random, 0, 300); }
     r.packed_q = pick(random, 0, 3) > 0;

@@ -33,8 +33,9 @@ ROWS = {
     "20 rows": (5, 4),
     "32 rows": (4, 8),
 }
-# Of the tile of 64 rows, in whose clusters larger ones have no threads to merge, and of head dim 256 no room.
+# Of the tile of 64 rows. More than 8 blocks have no threads to merge so many, and with head dim 256 no room.
 MANY_ROWS = {"33 rows": (33, 1), "48 rows": (6, 8), "60 rows": (12, 5), "64 rows": (8, 8)}
+ALL_ROWS = {**ROWS, **MANY_ROWS}
 MOST_OF_MANY_ROWS = 8
 FEW = [name for name, (queries, heads) in ROWS.items() if queries * heads <= 16]
 # Around blocks of 64 and of 128 keys; most have fewer blocks than large clusters have CTAs.
@@ -61,7 +62,7 @@ MASKS = {
 
 def batch_of(why: str, rows: str, layout: str, **options) -> Batch:
     """One call of few queries; num_splits leaves the plan free."""
-    queries, heads = {**ROWS, **MANY_ROWS}[rows]
+    queries, heads = ALL_ROWS[rows]
     dense_q = LAYOUTS[layout]["call"] == "cache"
     fields = {
         "q_lengths": (queries,) * len(KEYS),
@@ -262,7 +263,7 @@ def room_cases(sequences: int, rows: str) -> Iterator[Batch]:
         mask = list(MASKS)[(i + sequences) % len(MASKS)]
         yield main_dims(
             batch_of(f"{sequences} sequences, {kind}, {mask}, room for {ROOM}", rows, layout,
-                     q_lengths=({**ROWS, **MANY_ROWS}[rows][0],) * sequences, k_lengths=tuple(lengths(sequences)), room_k=ROOM,
+                     q_lengths=(ALL_ROWS[rows][0],) * sequences, k_lengths=tuple(lengths(sequences)), room_k=ROOM,
                      metadata=i % 2 == 0, seed=i, **MASKS[mask])
         )  # fmt: skip
 
