@@ -321,8 +321,8 @@ bool needs_no_schedule(PlanRequest const& request, PrefillChoice const& choice) 
   if (by_index && problem.sm_margin > 0) { return false; }
   TileRow const& row = request.tile_row(choice.use);
   bool const whole = !choice.may_split && choice.parts == 1 && choice.use != TileUse::kPaired;
-  // Sequences with few queries on many keys are for a decode kernel, which cuts them.
-  bool const all_whole = problem.num_splits == 1 || by_index || queries_are_known(problem) ||
+  // Sequences with few queries on many keys are for a decode kernel, or one that cuts them.
+  bool const all_whole = problem.num_splits == 1 || tiles_are_known(problem) ||
                          takes_few_queries_along(request, choice) ||
                          us_of_unknown_tiles(request, row) <= us_of_chunks_at_best(request);
   return whole && all_whole && tiles_are_found_in_order(request, row.tile);

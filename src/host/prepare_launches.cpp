@@ -72,7 +72,7 @@ AttentionParams attention_params(Plan const& plan, KernelPlan const& kernel, Pro
   } else if (is_paired(kernel) || kernel.ranked) {
     p.ranked = ranked_tiles(plan, kernel, problem);
     if (is_paired(kernel)) { p.pairs = paired_tiles(kernel); }
-  } else if (plan.listed) {
+  } else if (takes_schedule(plan, kernel)) {
     p.schedule = schedule_params(plan, kernel, problem);
     p.sharing = problem.heads_q / problem.heads_k / plan.packed_heads;
     p.keys_in_l2 = plan.keys_in_l2;
@@ -151,10 +151,11 @@ std::vector<KernelLaunch> kernel_launches(Plan const& plan, Problem const& probl
                     .start = plan.starts_early && !decodes_again ? Start::kOverlap : Start::kAfter,
                     .cluster = is_paired(kernel) ? kernel.blocks_of_pair : std::max(1, cluster_of(plan, kernel))};
     launch.box = {kernel.tile, plan.packed_heads, queries_per_box(kernel, problem, launch.params.packing)};
-    // Such a kernel is alone in its call, so that the first item of a block is its own and needs no draw.
-    ClusterParams& cluster = launch.params.cluster;
-    cluster.guesses = cluster.by_schedule && plan.listed && n == 0 && launch.shape.start == Start::kOverlap &&
-                      problem.batch <= kMostGuessedSequences;
+    bool const is_prefill = kernel.family == KernelFamily::kPrefill;
+    // The blocks of a call's first kernel begin with items of their own, which they need not draw.
+    launch.params.guesses = n == 0 && launch.shape.start == Start::kOverlap && problem.ragged &&
+                            problem.batch <= kMostGuessedSequences && takes_schedule(plan, kernel) &&
+                            (is_prefill ? !plan.makes_schedule : launch.params.cluster.by_schedule);
     launch.kernel = i;
     decodes = decodes || kernel.family == KernelFamily::kDecode;
   }

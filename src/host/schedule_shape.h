@@ -101,6 +101,11 @@ constexpr bool may_merge_parts(Problem const& problem, TileConfig const& tile) {
 
 inline bool has_prefill(Plan const& plan) { return plan.kernels.front().family == KernelFamily::kPrefill; }
 
+// Whether a kernel of a plan without clusters has its tiles from the schedule, which it looks for its work in.
+inline bool takes_schedule(Plan const& plan, KernelPlan const& kernel) {
+  return plan.listed && !kernel.ranked && kernel.tile.calls != Calls::kPaired;
+}
+
 // Which of the sequences a kernel looks through.
 inline Places places_of(Plan const& plan, KernelPlan const& kernel) {
   if (plan.kernels.size() == 1 || !has_prefill(plan)) { return Places::kAll; }

@@ -6,6 +6,7 @@
 
 #include "kernels/consumers.h"
 #include "kernels/dependent_launch.h"
+#include "kernels/early_item.h"
 #include "kernels/early_prefetch.h"
 #include "kernels/params.h"
 #include "kernels/producers.h"
@@ -34,6 +35,10 @@ __device__ __forceinline__ void setup_barriers(AttentionParams const& params, ty
     init_barrier(shared.work_empty[s], kReadersOfWork);
   }
   if constexpr (Traits::kDrawn) { init_barrier(shared.loads_issued, 1); }
+  if constexpr (Traits::kGuessesEarly) {
+    init_barrier(shared.early.may_start, 1);
+    init_barrier(shared.early.known, kLanes);
+  }
   if constexpr (Traits::kDecode) {
     init_barrier(shared.parts_full, 1);
     init_barrier(shared.parts_empty, max_of(1, params.cluster.size));
@@ -67,7 +72,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.per_sm)
   if (threadIdx.x == 32) { prefetch_maps(params); }
   __syncthreads();
   if (may_share_tiles<Traits>(params)) { cute::cluster_arrive_relaxed(); }
-  if constexpr (!Traits::kDecode) { start(params); }
+  if constexpr (!Traits::kRolesStart) { start(params); }
   // All threads at once, since racecheck lets none go on before all that are left wait, too.
   if constexpr (Traits::kPaired) { cute::cluster_wait(); }
 
@@ -80,6 +85,11 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kTile.per_sm)
       if (params.cluster.fetches_early && cutlass::canonical_warp_idx_sync() == cutlass::NumWarpsPerWarpGroup) {
         EarlyPrefetch<Traits>::fetch(params, static_cast<int>(threadIdx.x % 32));
         __syncwarp();
+      }
+    }
+    if constexpr (Traits::kConsumerGuesses) {
+      if (params.guesses && cutlass::canonical_warp_idx_sync() == cutlass::NumWarpsPerWarpGroup) {
+        publish_early<Traits>(params, shared);
       }
     }
     if constexpr (Traits::kSwapped) {

@@ -1,7 +1,7 @@
 // Finding the first item while the kernel before still runs. The schedule and the lengths of a step are mostly older
 // than that kernel, but may be what it writes. So they are read past L1 as a guess what they will be, the first item
-// follows from the guess, and behind the wait it is published if all that was read is still the same. Of a call that
-// cuts tiles the way to the first item takes 4 us, most of it the time in which instructions arrive.
+// follows from the guess, and behind the wait it is published if all that was read is still the same. The way to the
+// first item takes 4 to 7 us, most of it the time in which instructions arrive.
 #pragma once
 
 #include "kernels/cute.h"
@@ -17,7 +17,7 @@
 
 namespace hopper_attention {
 
-// A copy of the metadata in shared memory, where the first item will have its probabilities. All lanes of a warp.
+// A copy of the metadata in shared memory, where the first item will have its probabilities or keys. All lanes of a warp.
 class ScheduleCopy {
  public:
   // `words`: as many as metadata have.

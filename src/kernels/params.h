@@ -106,7 +106,6 @@ struct ClusterParams {
   int few_keys = 0;  // of a sequence whose tiles the first of several clusters takes alone
   int at_once = 0;   // tiles that the grid takes in a round
   int tiles = 0;
-  bool guesses = false;        // what the schedule says is read while the kernel before runs (guessed_work.h)
   bool every_other = false;    // CTA takes a tile
   bool fetches_early = false;  // CTAs fetch their first keys while the kernel before runs
   bool own_first = true;       // where tiles are drawn, each CTA begins with that of its index
@@ -162,6 +161,7 @@ struct AttentionParams {
   int most_queries = std::numeric_limits<int>::max();
   ClusterParams cluster;
   bool wait_at_start = false;  // for the kernel before, whose results are read
+  bool guesses = false;        // what the schedule says is read while the kernel before runs (guessed_work.h)
   bool signals = true;         // that the next kernel may be set up; otherwise only if the schedule cuts tiles
 
   HA_HOST_DEVICE constexpr bool takes(Sequence const& sequence) const {

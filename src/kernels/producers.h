@@ -3,6 +3,7 @@
 
 #include "kernels/cute.h"
 
+#include "kernels/early_item.h"
 #include "kernels/gather_loader.h"
 #include "kernels/params.h"
 #include "kernels/ring.h"
@@ -23,7 +24,12 @@ template <class Traits>
 __device__ __forceinline__ void produce(AttentionParams const& params, typename Traits::SharedStorage& shared) {
   TmaLoader<Traits> const loader{params.load, shared, static_cast<int>(threadIdx.x % 32)};
   auto const warp = static_cast<ProducerWarp>(cutlass::canonical_warp_idx_sync());
-  if (warp != ProducerWarp::kSchedule) { start_role<Traits>(params); }
+  constexpr bool kGuesses = Traits::kGuessesEarly && !Traits::kConsumerGuesses;
+  bool const guesses = kGuesses && params.guesses && warp == ProducerWarp::kQueries;
+  if (warp != ProducerWarp::kSchedule && !guesses) { start_role<Traits>(params); }
+  if constexpr (Traits::kGuessesEarly) {
+    if (threadIdx.x == kActingLane) { arrive_barrier(shared.early.may_start); }  // of the first warp
+  }
   bool const by_cluster = params.cluster.size > 0 && (params.cluster.by_schedule || !params.cluster.draws());
   if (Traits::kDecode && by_cluster && (warp == ProducerWarp::kKeysValues || warp == ProducerWarp::kValues)) {
     int const tile = params.cluster.first_tile(blockIdx.x);
@@ -63,6 +69,12 @@ __device__ __forceinline__ void produce(AttentionParams const& params, typename 
       loader.leave_output(write);
     });
   } else if (warp == ProducerWarp::kQueries) {
+    if constexpr (kGuesses) {
+      if (guesses) {
+        publish_early<Traits>(params, shared);
+        start_role<Traits>(params);
+      }
+    }
     RingState<Traits::kQueryBuffers> write;
     RingState<Traits::kStages> landed;
     uint32_t landed_phases = 0;

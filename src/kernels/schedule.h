@@ -200,8 +200,8 @@ class Schedule {
   }
 
   // With the numbers of one that was made before.
-  HA_HOST_DEVICE constexpr Schedule(ScheduleParams const& params, ScheduleNumbers const& numbers)
-      : params_(params), metadata_(params.metadata), numbers_(numbers) {}
+  HA_HOST_DEVICE constexpr Schedule(ScheduleParams const& params, int const* metadata, ScheduleNumbers const& numbers)
+      : params_(params), metadata_(metadata), numbers_(numbers) {}
 
   // From now on; the same numbers.
   HA_HOST_DEVICE constexpr void read_from(int const* metadata) { metadata_ = metadata; }

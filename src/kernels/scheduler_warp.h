@@ -52,7 +52,7 @@ __device__ __forceinline__ bool publish_few_queries(AttentionParams const& param
       if (cluster.by_schedule) { from = work_from(cluster, schedule, schedule.metadata); }
     }
     if (from == WorkFrom::kSchedule) {
-      ScheduleCopy const copy(schedule, reinterpret_cast<int*>(shared.p));
+      ScheduleCopy const copy(schedule, shared.schedule_copy());
       int const* metadata = schedule.metadata;
       if (guesses) {
         copy.refresh();
@@ -103,6 +103,7 @@ __device__ __forceinline__ void publish_many_queries(AttentionParams const& para
                                                      typename Traits::SharedStorage& shared, Publish publish_items) {
   [[maybe_unused]] auto* const room = reinterpret_cast<RankedSequence*>(shared.source);
   int const cta = static_cast<int>(blockIdx.x);
+  start_role<Traits>(params);
   if constexpr (Traits::kPaired) {
     if (params.ranked.alike > 0) {
       publish_items(PairedTileSource<AlikeTiles>(params, Traits::kConsumerWarpgroups, Traits::kKeys, cta, room));
@@ -114,12 +115,23 @@ __device__ __forceinline__ void publish_many_queries(AttentionParams const& para
   } else if (!Traits::kListed || !params.listed) {
     publish_items(DenseWorkSource(params, cta, Traits::kParts && params.parts.on()));
   } else {
-    warm_schedule(params.schedule, params.sequences);
-    using Source = typename Traits::Source;
+    ScheduleParams const& schedule = params.schedule;
+    using Source = WorkSource<Traits::kPlacesNear>;
     using State = typename Source::State;
-    if (threadIdx.x % 32 == 0) { new (shared.source) State(Schedule(params.schedule)); }
-    __syncwarp();
-    publish_items(Source(params, *reinterpret_cast<State*>(shared.source), Traits::kConsumerWarpgroups, Traits::kKeys));
+    auto* const state = reinterpret_cast<State*>(shared.source);
+    warm_schedule(schedule, params.sequences);
+    bool begun = false;
+    if constexpr (Traits::kGuessesEarly) {
+      if (params.guesses) {
+        wait_barrier(shared.early.known, 0);
+        begun = shared.early.published;
+      }
+    }
+    if (!begun) {
+      if (threadIdx.x % 32 == 0) { new (state) State(Schedule(schedule)); }
+      __syncwarp();
+    }
+    publish_items(Source(params, schedule.metadata, *state, Traits::kConsumerWarpgroups, Traits::kKeys), begun);
   }
 }
 
@@ -135,16 +147,19 @@ __device__ __forceinline__ void schedule(AttentionParams const& params, typename
     }
     return __shfl_sync(0xffffffff, index, 0);
   };
-  auto const publish_items = [&](auto source) __attribute__((always_inline)) {
-    round = 0;
-    return publish<Traits>(params, shared, source, draw);
+  auto const publish_items = [&](auto source, bool begun = false) __attribute__((always_inline)) {
+    round = begun ? 1 : 0;
+    return publish<Traits>(params, shared, source, draw, begun);
   };
   if constexpr (Traits::kByIndex) {
     publish_by_index<Traits>(params, publish_items);
   } else if constexpr (Traits::kDecode) {
     // Only those by a schedule guess, which ptxas must see: otherwise the search has two bodies, of 600 instructions.
-    bool guesses = Traits::kMayGuess && params.cluster.by_schedule && params.cluster.guesses;
-    while (!publish_few_queries<Traits>(params, shared, publish_items, guesses)) { guesses = false; }
+    bool guesses = Traits::kMayGuess && params.cluster.by_schedule && params.guesses;
+    while (!publish_few_queries<Traits>(params, shared, publish_items, guesses)) {
+      guesses = false;
+      leave_schedule_copy<Traits>();
+    }
   } else {
     publish_many_queries<Traits>(params, shared, publish_items);
   }

@@ -36,6 +36,8 @@ __global__ void __launch_bounds__(kSplitCombineThreads, kShape.blocks)
   int const candidate = index - block * task.candidates;
   int const lane = threadIdx.x % kLanes;  // of the team
   int const team = threadIdx.x / kLanes;
+  // The next kernel may be set up as soon as all blocks are here: none of them can lack room for its CTAs.
+  if (params.next_starts_early) { start_dependents(); }
   // By one warp: blocks are many, and all of their warps would be in each other's way.
   __shared__ PartedTile shared_tile;
   __shared__ Sequence shared_sequence;
@@ -51,8 +53,7 @@ __global__ void __launch_bounds__(kSplitCombineThreads, kShape.blocks)
   __syncthreads();
   PartedTile const tile = shared_tile;
   Sequence const sequence = shared_sequence;
-  // The next kernel may be set up as soon as all blocks are here: none of them can lack room for its CTAs.
-  if (params.next_starts_early || tile.place >= 0) { start_dependents(); }
+  if (tile.place >= 0) { start_dependents(); }  // otherwise it may at the end
   // The schedule and the lengths are older than the parts. Blocks without a tile make room for others, but for one, so
   // that this kernel ends last.
   if (tile.place >= 0 || blockIdx.x == 0) { wait_for_prerequisites(); }

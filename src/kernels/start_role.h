@@ -20,10 +20,11 @@ __device__ __forceinline__ void start(AttentionParams const& params) {
   if (params.signals) { start_dependents(); }  // which may read the schedule at once
 }
 
-// The same in each role of the warps of a decode kernel: what comes before runs beside the kernel before.
+// The same in each role of the warps of a kernel whose roles start by themselves: what comes before runs beside the
+// kernel before.
 template <class Traits>
 __device__ __forceinline__ void start_role(AttentionParams const& params) {
-  if constexpr (Traits::kDecode) { start(params); }
+  if constexpr (Traits::kRolesStart) { start(params); }
 }
 
 }  // namespace hopper_attention

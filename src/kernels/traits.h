@@ -245,17 +245,33 @@ struct AttentionTraits {
   // speed). The values' warp of paged keys may be no further ahead of the slots of O.
   static constexpr int kWorkSlots = kDecode || !kListed ? 4 : (kSkips || kOneBlock) && kOutputSlots == 0 ? 3 : 2;
   // Of the schedule, how many places are near at a time.
-  using Source = WorkSource<kConsumerWarpgroups >= 3 ? 1 : 32>;
-  static constexpr int kBytesOfState = kListed && !kPaired ? int(sizeof(typename Source::State)) : 8;
+  static constexpr int kPlacesNear = kConsumerWarpgroups >= 3 ? 1 : 32;
+  static constexpr bool kHasState = !kDecode && kListed && !kPaired;
+  static constexpr int kBytesOfState = kHasState ? int(sizeof(WorkSourceState<kPlacesNear>)) : 8;
   static constexpr int kBytesOfRanks = kPaired || kRanked ? kMostRankedSequences * int(sizeof(RankedSequence)) : 8;
   static constexpr int kBytesOfSource = kDecode ? 8 : max_of(kBytesOfState, kBytesOfRanks);
-  // The first item is found while the kernel before still runs, from a copy of the schedule in the place of P. Tiles of
-  // 64 rows have P in registers.
-  static constexpr bool kMayGuess = kSwapped && !kByIndex;
-  static_assert(!kMayGuess || schedule_words(schedule_stride(kMostGuessedSequences)) * int(sizeof(int)) <=
-                                  2 * kElementsP * int(sizeof(Element)));
+  // The first item is found while the kernel before still runs, from a copy of the schedule, by the scheduler warp if
+  // it has registers for that. The copy lies in the place of P, or of the first keys.
+  static constexpr bool kMayGuess = kDecode && !kByIndex && kProducerRegisters >= 96;
+  // Elsewhere by another warp (publish_early()): the producers' of queries. In the kernel that has no other calls than
+  // those of a schedule, the first of the consumers', whose instructions are the first to arrive: 0.92 of the time of
+  // steps of 25 us, where the producers' has 0.97. In other kernels calls that guess nothing would take 1.09 so, since
+  // what consumers do then begins 3,000 instructions later.
+  static constexpr bool kGuessesEarly = kHasState;
+  static constexpr bool kConsumerGuesses = kGuessesEarly && kMixed;
+  static constexpr bool kCopyInRing = !kSwapped;
+  static_assert(schedule_words(schedule_stride(kMostGuessedSequences)) * int(sizeof(int)) <=
+                (kCopyInRing ? kRingElements : 2 * kElementsP) * int(sizeof(Element)));
+  struct EarlyItem {
+    uint64_t may_start;  // the kernel before has ended
+    uint64_t known;      // whether the first item has been published
+    bool published;
+  };
+  struct NoEarlyItem {};
+  // Each role of the warps waits for the kernel before by itself.
+  static constexpr bool kRolesStart = kDecode || kGuessesEarly;
   // Whoever leaves the last part of a tile merges all of them.
-  static constexpr bool kMergesLast = kMayGuess && !kInParts;
+  static constexpr bool kMergesLast = kSwapped && !kByIndex && !kInParts;
   // The first scores of the next tile under the epilogue: 1.03 of the speed with head dim 64 at 512 tokens, 0.99 with
   // 128. Tiles of one block have no registers for it.
   static constexpr bool kScoresEarly = kQueryBuffers == 2 && kHeadDim <= 64 && !kMixed && !kOneBlock;
@@ -283,8 +299,17 @@ struct AttentionTraits {
     uint64_t work_full[kWorkSlots];
     uint64_t work_empty[kWorkSlots];  // every warp is done with it
     [[no_unique_address]] conditional_t<kPaired, ExchangeStorage, NoExchange> exchange;
+    [[no_unique_address]] conditional_t<kGuessesEarly, EarlyItem, NoEarlyItem> early;
 
     __device__ __forceinline__ Element* slot(int index) { return ring + ring_offset(index); }
+    // Which nobody else touches before the first item is known.
+    __device__ __forceinline__ int* schedule_copy() {
+      if constexpr (kCopyInRing) {
+        return reinterpret_cast<int*>(ring);
+      } else {
+        return reinterpret_cast<int*>(p);
+      }
+    }
   };
 
   static constexpr int kSharedBytes = sizeof(SharedStorage);

@@ -18,25 +18,43 @@ namespace hopper_attention {
 template <class Traits>
 inline constexpr int kWritersOfWork = Traits::kSkips ? Traits::kConsumerWarpgroups : 1;
 
+// Behind such an item there is time to find the next.
+template <class Traits>
+__device__ __forceinline__ bool takes_long(TileWork const& work) {
+  constexpr int kLongItem = 8;  // blocks
+  return work.range.blocks() >= kLongItem || (Traits::kInParts && work.part == TilePart::kLast);
+}
+
 // Whether items may be parts of tiles, which whoever leaves the last one merges.
 template <class Traits, class Source>
 inline constexpr bool kLeavesParts = Traits::kMergesLast && requires(Source source) { source.leave(); };
 
+// Behind its last use: TMA brings keys to where the copy was.
+template <class Traits>
+__device__ __forceinline__ void leave_schedule_copy() {
+  if constexpr (Traits::kCopyInRing) { cutlass::arch::fence_view_async_shared(); }
+}
+
 // Publishes the items of `source`, one after the other, and that there are no more. False, and nothing is published, if
-// the first one was a guess that is not confirmed behind the wait for the kernel before.
+// the first one was a guess that is not confirmed behind the wait for the kernel before. `begun`: the first one has
+// been published.
 template <class Traits, class Source, class Draw>
 __device__ __forceinline__ bool publish(AttentionParams const& params, typename Traits::SharedStorage& shared,
-                                        Source& source, Draw draw) {
+                                        Source& source, Draw draw, bool begun) {
   // An item that has been drawn is one that no other CTA can take, so the last ones are drawn late: behind a long one
   // there is time to find the next when all of its loads have been issued, since the blocks that are on their way last
   // longer. 256 tiles of up to 4 MB take 143 us so, and 162 if each is drawn when the one before it is done.
-  constexpr int kLongItem = 8;  // blocks
   constexpr int kSlots = Traits::kWorkSlots;
   uint32_t loads_phase = 0;
   int const lane = static_cast<int>(threadIdx.x % 32);
   RingState<kSlots> write;
   WorkItem item;
   bool behind_long_item = false;
+  if (begun) {
+    if (shared.work[write.slot].last) { return true; }
+    behind_long_item = shared.work[write.slot].announces_loads;
+    ++write;
+  }
   do {
     wait_barrier(shared.work_empty[write.slot], write.phase ^ 1);
     if (Traits::kDrawn && Source::kDraws && behind_long_item) {
@@ -61,11 +79,11 @@ __device__ __forceinline__ bool publish(AttentionParams const& params, typename 
         if (source.is_guess()) {
           start_role<Traits>(params);
           if (!source.confirm(item, sequence)) { return false; }
+          leave_schedule_copy<Traits>();
         }
       }
     } while (!work.last && (work.queries.last < work.queries.first || (Traits::kDecode && !params.takes(sequence))));
-    behind_long_item =
-        ends_soon && (work.range.blocks() >= kLongItem || (Traits::kInParts && work.part == TilePart::kLast));
+    behind_long_item = ends_soon && takes_long<Traits>(work);
     work.announces_loads = Traits::kDrawn && Source::kDraws && behind_long_item;
     __syncwarp();  // every lane has waited, then one writes
     if (lane == 0) {

@@ -71,8 +71,9 @@ struct WorkSourceState {
 };
 
 // Of the schedule, for tiles of many queries. All lanes of a warp call it. They bring `kPlaces` places with their
-// sequences near at a time, each lane one, so that most items are found without waiting for memory.
-template <int kPlaces>
+// sequences near at a time, each lane one, so that most items are found without waiting for memory. Load: how lengths
+// are read.
+template <int kPlaces, class Load = PlainLoad>
 class WorkSource {
   static_assert(kPlaces >= 1 && kPlaces <= 32);
 
@@ -80,8 +81,9 @@ class WorkSource {
   using State = WorkSourceState<kPlaces>;
   static constexpr bool kDraws = true;  // items that another CTA could have
 
-  HA_HOST_DEVICE WorkSource(AttentionParams const& params, State& state, int slabs, int keys)
-      : params_(params), state_(state), slabs_(slabs), keys_(keys) {}
+  // `metadata`: those of `params`, or a copy.
+  HA_HOST_DEVICE WorkSource(AttentionParams const& params, int const* metadata, State& state, int slabs, int keys)
+      : params_(params), metadata_(metadata), state_(state), slabs_(slabs), keys_(keys) {}
 
   // The next item and its sequence; item.place is -1 at the end. `draw(Draws)` hands out 0, 1, 2, ... among all CTAs.
   // Returns whether the list ends soon.
@@ -100,8 +102,20 @@ class WorkSource {
     return ends_soon;
   }
 
+  // Whether the sequences that are near have the lengths that they had. All lanes of a warp.
+  HA_HOST_DEVICE bool lengths_hold() const {
+    return lanes_where([&](int lane) {
+             int const i = kPlaces == 1 ? 0 : lane;
+             return i < state_.window_count && !(sequence_of(state_.window + i) == state_.sequence[i]);
+           }) == 0;
+  }
+
  private:
-  HA_HOST_DEVICE Schedule schedule() const { return {params_.schedule, state_.schedule}; }
+  HA_HOST_DEVICE Schedule schedule() const { return {params_.schedule, metadata_, state_.schedule}; }
+
+  HA_HOST_DEVICE Sequence sequence_of(int place) const {
+    return sequence_at<Load>(params_.sequences, schedule().sequence(place));
+  }
 
   HA_HOST_DEVICE void next_tile(WorkItem& item, int index) {
     item.place = -1;  // all of it at once, when it is known: producers have few registers
@@ -227,7 +241,7 @@ class WorkSource {
       if (writes) { state_.until[i] = until; }
     });
     in_place_of_lane([&](int i, bool writes) {
-      Sequence const sequence = sequence_at(params_.sequences, schedule().sequence(window + i));
+      Sequence const sequence = sequence_of(window + i);
       if (writes) { state_.sequence[i] = sequence; }
     });
     int const first = entries_before(window);
@@ -258,6 +272,7 @@ class WorkSource {
   }
 
   AttentionParams const& params_;
+  int const* metadata_;
   State& state_;
   int slabs_;
   int keys_;

@@ -126,7 +126,7 @@ __global__ void list_all(__grid_constant__ AttentionParams const params, int sla
   __shared__ alignas(State) char memory[sizeof(State)];
   if (threadIdx.x == 0) { new (memory) State(Schedule(params.schedule)); }
   __syncwarp();
-  ListedSource source(params, *reinterpret_cast<State*>(memory), slabs, keys);
+  ListedSource source(params, params.schedule.metadata, *reinterpret_cast<State*>(memory), slabs, keys);
   list_items(params, source, static_cast<int>(blockIdx.x), items + blockIdx.x * kMostItems);
 }
 
@@ -290,7 +290,7 @@ int check_schedules() {
       work.schedule.metadata = expected.data();
       for (int cta = 0; cta < 132; ++cta) {
         ListedSource::State state(Schedule(work.schedule));
-        ListedSource source(work, state, slabs, block);
+        ListedSource source(work, work.schedule.metadata, state, slabs, block);
         list_items(work, source, cta, wanted.data() + std::size_t{kMostItems} * cta);
       }
       if (std::memcmp(found.data(), wanted.data(), count * sizeof(ListedItem)) != 0 && ++wrong <= 5) {

@@ -1458,6 +1458,21 @@ TEST_CASE("plan: few prompts beside sequences of few queries have a kernel for e
   CHECK(has_classes(p));
   CHECK((plan(p, card(132)).listed && !plan(p, card(132)).makes_schedule));
   CHECK_FALSE(plan(p, card(132)).decode_first);
+  // Prompts do not look for their work in the schedule by which decode is drawn.
+  Problem few_prompts = ragged(200, 2048, 128, 64);
+  few_prompts.packed_q = few_prompts.has_metadata = true;
+  few_prompts.total_q = 263;
+  few_prompts.keys = KeyLayout::kPaged;
+  few_prompts.mask.right = 0;
+  few_prompts.num_splits = 0;
+  for (Problem const& drawn : {p, few_prompts}) {
+    Plan const by_both = plan(drawn, card(132));
+    REQUIRE(by_both.kernels.size() == 2);
+    CHECK(by_both.listed);
+    CHECK(by_both.kernels.front().ranked == (drawn.batch == 64));
+    CHECK_FALSE(takes_schedule(by_both, by_both.kernels.front()));
+    CHECK(takes_schedule(by_both, by_both.kernels.back()));
+  }
   p.has_metadata = false;
   CHECK(plan(p, card(132)).makes_schedule);
   CHECK_FALSE(has_classes(step(550, 41, 8, 4096)));
@@ -1659,6 +1674,27 @@ TEST_CASE("plan: blocks find the tiles of few sequences by themselves in up to t
   CHECK_FALSE(is_ranked([](Problem& q) { q.head_dim = q.head_dim_v = 256; }));  // no registers for it
   CHECK_FALSE(is_ranked([](Problem& q) { q.batch_invariant = true; }));
   CHECK_FALSE(is_ranked([](Problem& q) { q.softcap = 30.0F; }));
+}
+
+// 16 sequences of 8 queries, of which one may have 25k keys and the others 3k, took 282 us whole.
+TEST_CASE("plan: sequences of as many queries may be cut where one of them may have many more keys than the others") {
+  Problem p = ragged(8, 25'000, 128, 16);
+  p.heads_q = 96;
+  p.keys = KeyLayout::kPaged;
+  p.mask.right = 0;
+  p.num_splits = 0;
+  auto const is_cut = [](Problem const& problem) {
+    Plan const made = plan(problem, card(132));
+    REQUIRE(made.kernels.size() == 1);
+    return made.listed && made.kernels.front().may_split;
+  };
+  CHECK(is_cut(p));
+  Problem other = p;
+  other.num_splits = 1;
+  CHECK_FALSE(is_cut(other));
+  other = p;
+  other.seqlen_k = 4000;  // no longer than merging takes
+  CHECK_FALSE(is_cut(other));
 }
 
 TEST_CASE(

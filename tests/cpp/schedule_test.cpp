@@ -13,6 +13,7 @@
 #include <random>
 #include <set>
 #include <sstream>
+#include <stdexcept>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -381,19 +382,35 @@ WorkFrom work_of(AttentionParams const& params) {
   return work_from(params);
 }
 
-// A source of work with what it remembers, at an address that stays.
+// A copy of the metadata; empty without any.
+std::vector<int> copy_of(ScheduleParams const& params) {
+  if (params.metadata == nullptr) { return {}; }
+  return {params.metadata, params.metadata + schedule_words(params.stride)};
+}
+
+// A source of work with what it remembers, at an address that stays. As in kernels that guess, the first item is found
+// in a copy of the metadata, which is gone when the next one is.
 template <class Source>
 struct WithState {
   WithState(AttentionParams const& params, TileConfig const& tile)
-      : state(Schedule(params.schedule)), source(params, state, slabs_of(tile), tile.keys) {}
+      : copy(copy_of(params.schedule)),
+        state(Schedule(params.schedule, copy.empty() ? nullptr : copy.data())),
+        first(params, copy.empty() ? nullptr : copy.data(), state, slabs_of(tile), tile.keys),
+        source(params, params.schedule.metadata, state, slabs_of(tile), tile.keys) {}
   WithState(WithState const&) = delete;
 
   template <class Draw>
   void next(WorkItem& item, Sequence& sequence, Draw draw) {
-    source.next(item, sequence, draw);
+    (begun ? source : first).next(item, sequence, draw);
+    if (!begun && !first.lengths_hold()) { throw std::logic_error("lengths are said to have changed"); }
+    begun = true;
+    std::fill(copy.begin(), copy.end(), -1);
   }
 
+  std::vector<int> copy;
+  bool begun = false;
   typename Source::State state;
+  Source first;
   Source source;
 };
 
@@ -2233,6 +2250,30 @@ TEST_CASE("schedule: more units than can be counted are taken as whole tiles") {
   Call dense;
   make_call(request, dense);
   CHECK_FALSE((dense.plan.listed && dense.plan.kernels.back().may_split));
+}
+
+TEST_CASE("WorkSource: whether the lengths near the first item are still what they were") {
+  Request request;
+  request.options.num_splits = 0;
+  request.lengths.assign(70, SeqlenQK{500, 700});  // of which 32 are near at a time
+  Call call;
+  make_call(request, call);
+  AttentionParams const params = params_of(call, call.plan.kernels.front());
+  auto const holds = [&](int changed, int more) {
+    WithState<WorkSource<32>> found(params, call.plan.kernels.front().tile);
+    WorkItem item;
+    Sequence sequence;
+    found.next(item, sequence, [](Draws const&) { return 0; });
+    call.lengths.seqused_k[static_cast<std::size_t>(changed)] += more;
+    bool const still = found.source.lengths_hold();
+    call.lengths.seqused_k[static_cast<std::size_t>(changed)] -= more;
+    return still;
+  };
+  int const first = Schedule(params.schedule).sequence(0);
+  CHECK(holds(first, 0));
+  CHECK_FALSE(holds(first, -1));
+  CHECK_FALSE(holds(Schedule(params.schedule).sequence(31), -1));
+  CHECK(holds(Schedule(params.schedule).sequence(32), -1));  // nobody has looked at it
 }
 
 TEST_CASE("schedule: kernels of prefill and decode, which run beside each other, draw from counters of their own") {

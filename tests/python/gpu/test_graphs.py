@@ -193,12 +193,20 @@ def test_metadata_made_inside_the_graph():
         require_same(case, f"replay of {name!r}", replayed, step.results())
 
 
-# Queries and keys of decode steps of one captured call: whose tiles are cut, taken by clusters, or both by turns.
+# Steps of one captured call, the most queries of a sequence first, then queries and keys.
 CHANGES = {
-    "other lengths": [((1,) * 3, (20000, 900, 700)), ((1,) * 3, (700, 21000, 900))],
-    "other sequences": [((1,) * 8, (20000, 90, 1, 64, 65, 17, 128, 700)), ((1,) * 2, (16000, 8000))],
-    "alike and not": [((1,) * 8, (1000,) * 8), ((1,) * 8, (20000, *(100,) * 7))],
-    "with and without": [((1,), (20000,)), ((), ())],
+    # Tiles of few queries that are cut, taken by clusters, or both by turns.
+    "other lengths": (1, ((1,) * 3, (20000, 900, 700)), ((1,) * 3, (700, 21000, 900))),
+    "other sequences": (1, ((1,) * 8, (20000, 90, 1, 64, 65, 17, 128, 700)), ((1,) * 2, (16000, 8000))),
+    "alike and not": (1, ((1,) * 8, (1000,) * 8), ((1,) * 8, (20000, *(100,) * 7))),
+    "with and without": (1, ((1,), (20000,)), ((), ())),
+    # Tiles of 64 rows.
+    "speculative": (16, ((16, 9, 16), (20000, 900, 700)), ((16, 16), (64, 9000))),
+    # Prompts and single queries, in one kernel and in two; whole tiles and some that are cut.
+    "a prompt elsewhere": (256, ((1, 256, 1), (9000, 700, 20)), ((120, 1, 1, 1), (4000, 900, 64, 3000))),
+    "the same queries": (64, ((64, 64), (20000, 300)), ((64, 64), (300, 19000))),
+    "prompts or none": (256, ((150, 140), (150, 140)), ((1,) * 8, (20000, *(100,) * 7))),
+    "nothing at first": (256, ((), ()), ((256, 1, 1), (2000, 10000, 7))),
 }
 
 
@@ -210,33 +218,34 @@ def test_lengths_and_metadata_that_the_kernel_before_writes(change, invariant):
     """
     case = main_dims(Batch("guess", (1,), (1,)))
     step, next_step = Step(16, case.head_dim, case.dtype), Step(16, case.head_dim, case.dtype)
+    most_queries, *steps = change
     options = {"num_splits": 0, "batch_invariant": invariant}
     outs = [torch.empty_like(step.q) for _ in range(2)]
 
     def run() -> None:
-        step.make_metadata(1, CAPACITY, batch_invariant=invariant, out=step.metadata)
+        step.make_metadata(most_queries, CAPACITY, batch_invariant=invariant, out=step.metadata)
         for name in ("cu", "used", "table"):
             getattr(step, name).copy_(getattr(next_step, name))
-        step.make_metadata(1, CAPACITY, batch_invariant=invariant, out=step.metadata)
+        step.make_metadata(most_queries, CAPACITY, batch_invariant=invariant, out=step.metadata)
         for out in outs:
             step.out = out
-            step.attend(1, CAPACITY, True, **options)
+            step.attend(most_queries, CAPACITY, True, **options)
 
-    step.set(*change[0], 0)
-    next_step.set(*change[0], 0)
+    step.set(*steps[0], 0)
+    next_step.set(*steps[0], 0)
     run()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         run()
     for i in range(6):
-        next_step.set(*change[(i + 1) % 2], i)
+        next_step.set(*steps[(i + 1) % 2], i)
         for out in outs:
             out.fill_(float("nan"))
         graph.replay()
         torch.cuda.synchronize()
         found = [(out.clone(), step.lse.clone()) for out in outs]
         step.out = torch.full_like(step.q, float("nan"))
-        step.attend(1, CAPACITY, True, **options)
+        step.attend(most_queries, CAPACITY, True, **options)
         torch.cuda.synchronize()
         for layer, results in enumerate(found):
             require_same(case, f"replay {i}, layer {layer}", results, (step.out, step.lse))
