@@ -21,7 +21,7 @@ template <class Traits>
 __device__ __forceinline__ bool may_guess(AttentionParams const& params, typename Traits::SharedStorage& shared) {
   // While this comes the warp of keys is through its wait, if there is nothing to wait for.
   int const fact = load_hint(where_is(params.schedule.metadata, params.schedule.stride, kPlacesAndCuts));
-  return fact != kNoFact && !test_barrier(shared.early.may_start, 0);
+  return __all_sync(0xffffffff, (fact != kNoFact) & !test_barrier(shared.early.may_start, 0));
 }
 
 // Finds it in a copy of the schedule, and publishes it, or that there is none, when the kernel before has ended, if all
@@ -48,18 +48,14 @@ __device__ __forceinline__ bool publish_guess(AttentionParams const& params, typ
       Sequence sequence;
       bool const ends_soon =
           source.next(item, sequence, [](Draws const& draws) { return draws.item(static_cast<int>(blockIdx.x), 0); });
-      if (item.place < 0) {
-        if (lane == 0) { shared.work[0].last = true; }
-      } else {
-        TileWork work = tile_work(params, kSlabs, Traits::kKeys, item, sequence);
+      TileWork work;
+      work.last = item.place < 0;
+      if (!work.last) {
+        work = tile_work(params, kSlabs, Traits::kKeys, item, sequence);
         publishes = work.queries.first <= work.queries.last;
         work.announces_loads = ends_soon && takes_long<Traits>(work);
-        if (lane == 0) { shared.work[0] = work; }
-        if constexpr (Traits::kSkips) {
-          __syncwarp();
-          if (lane < kSlabs) { shared.slabs[0][lane] = slab_range(params, Traits::kKeys, shared.work[0], lane); }
-        }
       }
+      write_work<Traits>(params, shared, 0, work);
     }
     holds = source.lengths_hold() && holds;
     if (!is_guess) { break; }

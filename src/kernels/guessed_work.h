@@ -17,7 +17,8 @@
 
 namespace hopper_attention {
 
-// A copy of the metadata in shared memory, where the first item will have its probabilities or keys. All lanes of a warp.
+// A copy of the metadata in shared memory, where the first item will have its probabilities or keys. All lanes of a
+// warp.
 class ScheduleCopy {
  public:
   // `words`: as many as metadata have.

@@ -37,11 +37,13 @@ class LastMerge {
   }
 
  private:
-  static constexpr int kColumns = Traits::kHeadDimV <= 128 ? 4 : 8;     // of a lane
-  static constexpr int kLanes = Traits::kHeadDimV <= 64 ? 16 : 32;      // of a row
-  static constexpr int kRowsAtOnce = Traits::kHeadDimV == 128 ? 2 : 1;  // of a lane
-
-  __device__ __forceinline__ int column() const { return thread_ % kLanes * 4; }
+  static constexpr int kColumns = Traits::kHeadDimV <= 128 ? 4 : 8;  // of a lane
+  static constexpr int kLanes = Traits::kHeadDimV <= 64 ? 16 : 32;   // of a row
+  static constexpr int kRowsOfWarp = 32 / kLanes;                    // that its lanes have next to each other
+  static constexpr int kStep = cutlass::NumThreadsPerWarpGroup / kLanes;
+  // Of a lane, whose parts it waits for together. Several spill in some kernels of other head dims.
+  static constexpr int kMostRowsAtOnce = Traits::kHeadDimV == 128 ? 4 : 1;
+  static constexpr int kRowsAtOnce = min_of(ceil_div(Traits::kTile.rows, kStep), kMostRowsAtOnce);
 
   // Whether all other parts have arrived, and can be read. Then the count is taken back: a number of the call may come
   // again.
@@ -59,71 +61,141 @@ class LastMerge {
     return __all_sync(0xffffffff, shared_.merges);
   }
 
+  // A lane has columns of kRowsAtOnce rows. Of several, what these are to be multiplied by it finds for one of the
+  // warp's rows, while their parts are on the way, and the warp shares that.
   __device__ __forceinline__ void merge(TileWork const& work, MergeStep const& step) const {
     TileParts const& parts = step.parts;
     PartialParams const& partial = params_.epilogue.partial;
-    constexpr int kStep = cutlass::NumThreadsPerWarpGroup / kLanes;  // rows of all warps
     int const queries = work.queries.last - work.queries.first + 1;
     int const rows_of_tile = min_of(queries * params_.packing.heads.divisor, partial.rows);
-    int const row_of_lane = thread_ % 32 / kLanes;
+    int thread = thread_;
+    asm volatile("" : "+r"(thread));  // or what follows from it would be kept in registers through the tiles
+    int const lane = thread % 32;
+    int const row_of_lane = lane / kLanes;
+    int const column = lane % kLanes * 4;
+    // Row r of the lane's is `first + row_of_lane + r * kStep`.
+    int const owned = kRowsAtOnce == 1 ? row_of_lane : lane % (kRowsAtOnce * kRowsOfWarp);
+    int const owned_row = owned % kRowsOfWarp + owned / kRowsOfWarp * kStep;
     CUTE_NO_UNROLL
-    for (int first = __shfl_sync(0xffffffff, thread_ / 32, 0) * (32 / kLanes); first < rows_of_tile;
+    for (int first = __shfl_sync(0xffffffff, thread / 32, 0) * kRowsOfWarp; first < rows_of_tile;
          first += kStep * kRowsAtOnce) {
-      int rows[kRowsAtOnce];
-      MergedRow<kColumns> merged[kRowsAtOnce];
-      CUTE_UNROLL
-      for (int r = 0; r < kRowsAtOnce; ++r) {
-        rows[r] = min_of(first + row_of_lane + r * kStep, rows_of_tile - 1);
-        merged[r] = MergedRow<kColumns>::none();
-      }
+      RowTotals totals = RowTotals::none();
+      float columns[kRowsAtOnce][kColumns] = {};
       CUTE_NO_UNROLL
       for (int begin = 0; begin < parts.count; begin += kPartsOfGroup) {
-        MergedRow<kColumns> groups[kRowsAtOnce];
+        float values[kRowsAtOnce][kPartsOfGroup][kColumns];
+        float lses[kPartsOfGroup];
         CUTE_UNROLL
-        for (auto& group : groups) { group = MergedRow<kColumns>::none(); }
-        merge_group<kLanes>(partial, parts, params_.epilogue.head_dim_v, rows, column(), begin, groups);
+        for (int i = 0; i < kPartsOfGroup; ++i) {
+          if (begin + i >= parts.count) { break; }
+          int const slot = parts.slot(begin + i) * partial.rows;
+          lses[i] = __ldcg(partial.lse + slot + min_of(first + owned_row, rows_of_tile - 1));
+          CUTE_UNROLL
+          for (int r = 0; r < kRowsAtOnce; ++r) {
+            if (r > 0 && first + r * kStep >= rows_of_tile) { break; }
+            load(slot + min_of(first + row_of_lane + r * kStep, rows_of_tile - 1), column, values[r][i]);
+          }
+        }
+        if constexpr (kRowsAtOnce == 1) {
+          auto group = MergedRow<kColumns>::none();
+          CUTE_UNROLL
+          for (int i = 0; i < kPartsOfGroup; ++i) {
+            if (begin + i < parts.count) { group.add(lses[i], 1.0F, values[0][i]); }
+          }
+          totals.add(group.totals.top, group.totals.sum).apply(columns[0], group.columns);
+          continue;
+        }
+        RowTotals group = RowTotals::none();
+        RowFactors factors[kPartsOfGroup];
         CUTE_UNROLL
-        for (int r = 0; r < kRowsAtOnce; ++r) { merged[r].add(groups[r]); }
+        for (int i = 0; i < kPartsOfGroup; ++i) {
+          if (begin + i >= parts.count) { break; }
+          factors[i] = group.add(lses[i], 1.0F);
+        }
+        RowFactors const of_group = totals.add(group.top, group.sum);
+        CUTE_UNROLL
+        for (int r = 0; r < kRowsAtOnce; ++r) {
+          if (r > 0 && first + r * kStep >= rows_of_tile) { break; }
+          int const owner = r * kRowsOfWarp + row_of_lane;
+          float of_row[kColumns] = {};
+          CUTE_UNROLL
+          for (int i = 0; i < kPartsOfGroup; ++i) {
+            if (begin + i >= parts.count) { break; }
+            from_owner(owner, factors[i]).apply(of_row, values[r][i]);
+          }
+          from_owner(owner, of_group).apply(columns[r], of_row);
+        }
       }
       __syncwarp();  // all lanes have read what may be overwritten
       CUTE_UNROLL
       for (int r = 0; r < kRowsAtOnce; ++r) {
-        if (first + row_of_lane + r * kStep >= rows_of_tile) { continue; }
+        if (r > 0 && first + r * kStep >= rows_of_tile) { break; }
+        int const owner = r * kRowsOfWarp + row_of_lane;
+        MergedRow<kColumns> merged{{}, {from_owner(owner, totals.top), from_owner(owner, totals.sum)}};
+        CUTE_UNROLL
+        for (int c = 0; c < kColumns; ++c) { merged.columns[c] = columns[r][c]; }
+        int const row = first + row_of_lane + r * kStep;
+        if (row >= rows_of_tile) { continue; }
         if (step.ends_tile) {
-          store(work, rows[r], merged[r]);
+          store(work, row, column, merged);
         } else {
-          store_part(parts.first_slot, rows[r], merged[r]);
+          store_part(parts.first_slot, row, column, merged);
         }
       }
     }
   }
 
-  // As SwappedEpilogue leaves a part.
-  __device__ __forceinline__ void store_part(int slot, int row, MergedRow<kColumns> const& merged) const {
-    PartialParams const& partial = params_.epilogue.partial;
-    RowEnd const end = row_end(merged.top, merged.sum);
-    std::int64_t const index = static_cast<std::int64_t>(slot) * partial.rows + row;
-    store_row(partial.out + index * params_.epilogue.head_dim_v, merged, end);
-    if (column() == 0) { partial.lse[index] = end.lse(); }
+  // What the lane has that owns the row.
+  __device__ __forceinline__ static float from_owner(int owner, float x) {
+    return kRowsAtOnce == 1 ? x : __shfl_sync(0xffffffff, x, owner);
+  }
+  __device__ __forceinline__ static RowFactors from_owner(int owner, RowFactors const& factors) {
+    return {from_owner(owner, factors.shrink), from_owner(owner, factors.weight)};
   }
 
-  __device__ __forceinline__ void store(TileWork const& work, int row, MergedRow<kColumns> const& merged) const {
+  // The lane's columns of a row of the workspace. Past L1, which may hold what was there before.
+  __device__ __forceinline__ void load(int row, int column, float (&values)[kColumns]) const {
+    int const head_dim_v = params_.epilogue.head_dim_v;
+    float const* const from = params_.epilogue.partial.out + static_cast<std::int64_t>(row) * head_dim_v + column;
+    CUTE_UNROLL
+    for (int c = 0; c < kColumns; c += 4) {
+      bool const has = c * kLanes + column < head_dim_v;
+      float4 const four = has ? __ldcg(reinterpret_cast<float4 const*>(from + c * kLanes)) : float4{};
+      values[c] = four.x;
+      values[c + 1] = four.y;
+      values[c + 2] = four.z;
+      values[c + 3] = four.w;
+    }
+  }
+
+  // As SwappedEpilogue leaves a part.
+  __device__ __forceinline__ void store_part(int slot, int row, int column, MergedRow<kColumns> const& merged) const {
+    PartialParams const& partial = params_.epilogue.partial;
+    RowEnd const end = row_end(merged.totals.top, merged.totals.sum);
+    std::int64_t const index = static_cast<std::int64_t>(slot) * partial.rows + row;
+    store_row(partial.out + index * params_.epilogue.head_dim_v, column, merged, end);
+    if (column == 0) { partial.lse[index] = end.lse(); }
+  }
+
+  __device__ __forceinline__ void store(TileWork const& work, int row, int column,
+                                        MergedRow<kColumns> const& merged) const {
     using Element = typename Traits::Element;
     OutputRow const id = output_row(params_, work, work.queries.first, row);
     if (!id.exists) { return; }
     EpilogueParams const& p = params_.epilogue;
-    RowEnd end = row_end(merged.top, merged.sum);
+    RowEnd end = row_end(merged.totals.top, merged.totals.sum);
     if (p.sinks != nullptr) { end = end_row(end.exponent, end.sum, sink_log2(p.sinks, p.sinks_type, id.head)); }
-    store_row(output_pointer<Element>(params_, work, id), merged, end);
-    if (column() == 0) { store_lse(params_, work, id, end); }
+    store_row(output_pointer<Element>(params_, work, id), column, merged, end);
+    if (column == 0) { store_lse(params_, work, id, end); }
   }
 
   // The lane's columns.
   template <class T>
-  __device__ __forceinline__ void store_row(T* row, MergedRow<kColumns> const& merged, RowEnd const& end) const {
+  __device__ __forceinline__ void store_row(T* row, int column, MergedRow<kColumns> const& merged,
+                                            RowEnd const& end) const {
     CUTE_UNROLL
     for (int c = 0; c < kColumns; c += 4) {
-      int const first = c * kLanes + column();
+      int const first = c * kLanes + column;
       if (first < params_.epilogue.head_dim_v) { store_columns(row + first, merged, c, end); }
     }
   }

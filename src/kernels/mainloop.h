@@ -246,16 +246,17 @@ struct CollectiveMainloop {
 
     // P of the block -> tOrP, once O += P V of the block before has read it. `rows_done`: how many of the thread's rows
     // have their probabilities.
-    auto const finish_block = [&](State const& v, auto rows_done) __attribute__((always_inline)) {
+    auto const finish_block = [&](State const& v, auto rows_done, auto const& rescale) __attribute__((always_inline)) {
       warpgroup_wait<0>();
       warpgroup_fence_operand(tOrO);
       release(v);
-      if constexpr (Traits::kRescalesSeldom) { softmax.rescale_moved_output(tOrO); }
+      if constexpr (Traits::kRescalesSeldom) { rescale(); }
       softmax.template exponentiate<decltype(rows_done)::value, kRowsPerThread>(tSrS, softmax.scaled());
       convert(tSrS);
-      if constexpr (!Traits::kRescalesSeldom) { softmax.rescale_output(tOrO); }
+      if constexpr (!Traits::kRescalesSeldom) { rescale(); }
     };
 
+    bool narrow = true;  // the form of the last capped block
     // S of block n is issued first; O += P V of block n + 1 runs under its softmax.
     auto const step = [&](int n, auto kind) __attribute__((always_inline)) {
       State const k = Traits::Order::k_of_step(read);
@@ -274,13 +275,17 @@ struct CollectiveMainloop {
       warpgroup_fence_operand(tSrS);
       release(k);
       if constexpr (kind.kCapped && !kind.kMasked && Traits::kCapsByPolynomial) {
-        cap_and_exponentiate<kRoomForSoftcap ? 4 : 1>(softmax, tSrS, seen, params.softmax);
-        finish_block(v, Int<kRowsPerThread>{});
+        bool const moved = cap_and_exponentiate<kRoomForSoftcap ? 4 : 1>(softmax, tSrS, seen, params.softmax, narrow);
+        finish_block(v, Int<kRowsPerThread>{}, [&]() {
+          if (moved) { softmax.rescale_output(tOrO); }
+        });
       } else {
         update_max(tSrS, n, kind);
         softmax.template exponentiate<0, Traits::kRowsUnderPv>(tSrS, softmax.scaled());
         if constexpr (Traits::kRowsUnderPv > 0) { softmax.finish_row(Traits::kRowsUnderPv - 1); }
-        finish_block(v, Int<Traits::kRowsUnderPv>{});
+        finish_block(v, Int<Traits::kRowsUnderPv>{}, [&]() {
+          if (!Traits::kRescalesSeldom || softmax.has_moved()) { softmax.rescale_output(tOrO); }
+        });
       }
     };
 

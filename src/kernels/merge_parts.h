@@ -65,20 +65,4 @@ struct PartsOfRow {
   }
 };
 
-// Adds a group of parts, the first of them `begin`, of several rows at once, whose memory a warp waits for together.
-template <int kLanes, int kColumns, int kRows>
-__device__ __forceinline__ void merge_group(PartialParams const& partial, TileParts const& parts, int head_dim_v,
-                                            int const (&rows)[kRows], int column, int begin,
-                                            MergedRow<kColumns> (&groups)[kRows]) {
-  using Parts = PartsOfRow<kLanes, kColumns>;
-  CUTE_UNROLL
-  for (int first = begin; first < begin + kPartsOfGroup; first += Parts::kAtOnce) {
-    Parts found[kRows];
-    CUTE_UNROLL
-    for (int r = 0; r < kRows; ++r) { found[r].load(partial, parts, head_dim_v, rows[r], column, first); }
-    CUTE_UNROLL
-    for (int r = 0; r < kRows; ++r) { found[r].add_to(groups[r], parts, first); }
-  }
-}
-
 }  // namespace hopper_attention

@@ -78,20 +78,36 @@ __device__ __forceinline__ float max_of_quad(float x) {
   return over_quad(x, [](float a, float b) { return fmaxf(a, b); });
 }
 
-// The same as raise_maxima(), right where what comes out is not negative: as integers, positive floats are in order,
-// negative ones in reverse. The maximum of three integers is one instruction, that of three floats two.
+// As integers, positive floats are in order, negative ones in reverse, and the maximum of three integers is one
+// instruction, that of three floats two. The largest of this thread's columns of each row, or less than 0, whatever
+// that is, if all are.
 template <class Scores>
-__device__ __forceinline__ void raise_if_positive(Scores const& scores, float (&max)[kRowsPerThread]) {
+__device__ __forceinline__ void raise_in_thread(Scores const& scores, int (&largest)[kRowsPerThread]) {
   auto const rows = rows_view(scores);
   CUTE_UNROLL
   for (int r = 0; r < kRowsPerThread; ++r) {
-    int largest = __float_as_int(max[r]);
     CUTE_UNROLL
     for (int c = 0; c < size<1>(rows); c += 2) {
-      largest = __vimax3_s32(largest, __float_as_int(rows(r, c)), __float_as_int(rows(r, c + 1)));
+      largest[r] = __vimax3_s32(largest[r], __float_as_int(rows(r, c)), __float_as_int(rows(r, c + 1)));
     }
-    max[r] = __int_as_float(over_quad(largest, [](int a, int b) { return max_of(a, b); }));
   }
+}
+
+__device__ __forceinline__ void raise_over_quad(int (&largest)[kRowsPerThread]) {
+  CUTE_UNROLL
+  for (int& most : largest) {
+    most = over_quad(most, [](int a, int b) { return max_of(a, b); });
+  }
+}
+
+// The same as raise_maxima(), right where what comes out is not negative.
+template <class Scores>
+__device__ __forceinline__ void raise_if_positive(Scores const& scores, float (&max)[kRowsPerThread]) {
+  int largest[kRowsPerThread] = {__float_as_int(max[0]), __float_as_int(max[1])};
+  raise_in_thread(scores, largest);
+  raise_over_quad(largest);
+  CUTE_UNROLL
+  for (int r = 0; r < kRowsPerThread; ++r) { max[r] = __int_as_float(largest[r]); }
 }
 
 // Mends what came out negative: all of the row's scores are then, and `before` was. All threads.
@@ -202,6 +218,11 @@ struct OnlineSoftmax {
     move_from(r, before);
   }
 
+  // Whether row r's maximum stays where it is in a block whose scores are, as scaled() has them, at most `exponent`.
+  __device__ __forceinline__ static bool keeps_max(float exponent) {
+    return exponent <= static_cast<float>(kHeadroom + kSlack);
+  }
+
   // Takes in row r of other keys: first the largest of their maxima; then, what O of keys with a maximum is to be
   // multiplied by. O of these is left to rescale_output().
   __device__ __forceinline__ void raise_max(int r, float other_max) {
@@ -244,11 +265,9 @@ struct OnlineSoftmax {
     if (row_sum[r] < 0.0F) { __nanosleep(0); }
   }
 
-  // rescale_output(), left out by warps none of whose rows moved: a factor of 1 changes no bit. No WGMMA may be in
-  // flight, since ptxas would wait for it before the branch.
-  template <class Accumulator>
-  __device__ __forceinline__ void rescale_moved_output(Accumulator& output) const {
-    if (__any_sync(0xffffffff, rescale[0] != 1.0F || rescale[1] != 1.0F)) { rescale_output(output); }
+  // Whether a row of the warp has: a factor of 1 changes no bit of O.
+  __device__ __forceinline__ bool has_moved() const {
+    return __any_sync(0xffffffff, rescale[0] != 1.0F || rescale[1] != 1.0F);
   }
 
   template <class Accumulator>

@@ -73,7 +73,8 @@ struct AttentionTraits {
   // 3 to 5 % slower so.
   static constexpr bool kTurnsInSomeTiles = kConsumerWarpgroups == 4 && !kOneBlock;
   // O is rescaled only by warps in which the maximum of a row has moved (FlashAttention-4): 1.02 to 1.05 of the speed
-  // with head dims from 128 on. With 64 there is so little of O that it costs as much as it saves.
+  // with head dims from 128 on. With 64 there is so little of O that it costs as much as it saves, but where capped
+  // blocks have voted on it anyway.
   static constexpr bool kRescalesSeldom = kHeadDimV > 64 && !kSwapped;
 
   // How far scores may exceed the maximum that is kept before it moves, in exponents of 2. The largest probability is
@@ -82,7 +83,7 @@ struct AttentionTraits {
   // fp16 has no normal numbers below 2^-14: without headroom, small probabilities beside a large one would lose their
   // digits. The largest becomes 2^15, half of what fp16 holds. bf16 has the range of fp32.
   static constexpr bool kHalf = is_same_v<Element, cutlass::half_t>;
-  static constexpr int kSlack = kRescalesSeldom ? 5 : 0;
+  static constexpr int kSlack = kRescalesSeldom || kTile.calls == Calls::kCapped ? 5 : 0;
   static constexpr int kHeadroom = kHalf ? 15 : 0;
   static constexpr BlockReductions kReductions{
       // With head dim 128 1.01 of the speed, with 256 as fast, with 64 0.99: a branch for rows without a score above 0.

@@ -35,6 +35,26 @@ __device__ __forceinline__ void leave_schedule_copy() {
   if constexpr (Traits::kCopyInRing) { cutlass::arch::fence_view_async_shared(); }
 }
 
+// Of the last one, no more than that it is. All lanes of a warp; what they have written is read behind work_full.
+template <class Traits>
+__device__ __forceinline__ void write_work(AttentionParams const& params, typename Traits::SharedStorage& shared,
+                                           int slot, TileWork const& work) {
+  int const lane = static_cast<int>(threadIdx.x % 32);
+  if (lane == 0) {
+    if (work.last) {
+      shared.work[slot].last = true;
+    } else {
+      shared.work[slot] = work;
+    }
+  }
+  if constexpr (Traits::kSkips) {
+    __syncwarp();
+    if (lane < Traits::kConsumerWarpgroups && !work.last) {
+      shared.slabs[slot][lane] = slab_range(params, Traits::kKeys, shared.work[slot], lane);
+    }
+  }
+}
+
 // Publishes the items of `source`, one after the other, and that there are no more. False, and nothing is published, if
 // the first one was a guess that is not confirmed behind the wait for the kernel before. `begun`: the first one has
 // been published.
@@ -86,20 +106,10 @@ __device__ __forceinline__ bool publish(AttentionParams const& params, typename 
     behind_long_item = ends_soon && takes_long<Traits>(work);
     work.announces_loads = Traits::kDrawn && Source::kDraws && behind_long_item;
     __syncwarp();  // every lane has waited, then one writes
-    if (lane == 0) {
-      if (work.last) {
-        shared.work[write.slot].last = true;
-      } else {
-        shared.work[write.slot] = work;
-        if constexpr (kLeavesParts<Traits, Source>) { shared.parts[write.slot] = source.arriving(item); }
-      }
+    if constexpr (kLeavesParts<Traits, Source>) {
+      if (lane == 0 && !work.last) { shared.parts[write.slot] = source.arriving(item); }
     }
-    if constexpr (Traits::kSkips) {
-      __syncwarp();
-      if (lane < Traits::kConsumerWarpgroups && !work.last) {
-        shared.slabs[write.slot][lane] = slab_range(params, Traits::kKeys, shared.work[write.slot], lane);
-      }
-    }
+    write_work<Traits>(params, shared, write.slot, work);
     if (lane < kWritersOfWork<Traits>) { arrive_barrier(shared.work_full[write.slot]); }
     __syncwarp();
     ++write;

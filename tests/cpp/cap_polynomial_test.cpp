@@ -15,8 +15,8 @@ constexpr double kLog2E = 1.442695040888963407;
 double capped(double score, double softcap) { return softcap * std::tanh(score / softcap); }
 
 // What both polynomials have to fulfil.
-template <int kTerms>
-void check_within_range(CapPolynomial<kTerms> const& polynomial, double scale, double softcap) {
+template <class Polynomial>
+void check_within_range(CapPolynomial<Polynomial> const& polynomial, double scale, double softcap) {
   float const most = polynomial.most;
   for (int i = -1000; i <= 1000; ++i) {
     float const score = most * static_cast<float>(i) / 1000.0F;
@@ -27,8 +27,8 @@ void check_within_range(CapPolynomial<kTerms> const& polynomial, double scale, d
   }
 }
 
-template <int kTerms>
-void check_below_range(CapPolynomial<kTerms> const& polynomial, double softcap) {
+template <class Polynomial>
+void check_below_range(CapPolynomial<Polynomial> const& polynomial, double softcap) {
   constexpr double kKeys = 1e6;
   double const largest = softcap * polynomial.least_tanh;  // the smallest that it serves: then keys below weigh most
   CHECK(capped(polynomial.least, softcap) == doctest::Approx(largest));
@@ -41,8 +41,8 @@ void check_below_range(CapPolynomial<kTerms> const& polynomial, double softcap) 
   }
 }
 
-template <int kTerms>
-void check_order(CapPolynomial<kTerms> const& polynomial) {
+template <class Polynomial>
+void check_order(CapPolynomial<Polynomial> const& polynomial) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   float before = polynomial(polynomial.most, 0.0F);
   for (float score = polynomial.most; score > -1e30F; score -= std::max(0.01F, 0.01F * std::abs(score))) {
@@ -98,7 +98,7 @@ TEST_CASE("lower scores never come out higher, and -inf is -inf") {
 TEST_CASE("rows that a polynomial serves: neither too large, nor so small that what is below the range counts") {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-  CapPolynomial<3> const of_50 = cap_polynomials(1.0, 50.0).narrow;
+  CapPolynomial<OfDegree5> const of_50 = cap_polynomials(1.0, 50.0).narrow;
   CHECK(of_50.serves(18.74F, -1.0F));
   CHECK_FALSE(of_50.serves(19.8F, 1.0F));
   CHECK(of_50.serves(0.0F, -1.0F));
@@ -111,7 +111,7 @@ TEST_CASE("rows that a polynomial serves: neither too large, nor so small that w
     CHECK_FALSE(of_50.surely_serves(score));
   }
   for (float const score : {0.0F, 1.0F, 18.74F}) { CHECK(of_50.surely_serves(score)); }
-  CapPolynomial<3> const of_21 = cap_polynomials(1.0, 21.0).narrow;
+  CapPolynomial<OfDegree5> const of_21 = cap_polynomials(1.0, 21.0).narrow;
   CHECK(of_21.least > 0.0F);
   CHECK_FALSE(of_21.surely_serves(0.99F * of_21.least));
   CHECK(of_21.surely_serves(1.01F * of_21.least));

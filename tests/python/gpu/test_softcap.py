@@ -65,6 +65,22 @@ def test_many_keys_below_the_range(place, kernel):
 
 
 @pytest.mark.parametrize("kernel", MAIN, ids=str)
+@pytest.mark.parametrize("level", [-9.0, 0.0, 6.0], ids=["below 0", "around 0", "above 0"])
+def test_a_larger_score_in_a_later_block(level, kernel):
+    """A maximum moves only if a block has a score that exceeds it by 5 exponents of 2, 3.47: steps below and above that,
+    some of them in one row of a warp alone, from the last block to the first, and negative maxima in all blocks.
+    """
+    for cap in CAPS:
+        for step in (0.5, 3.3, 3.45, 3.5, 3.7, 6.0, 11.0, 30.0):
+            case = Case(f"softcap {cap}, from {level} up by {step}", 130, 900, batch=1, heads_q=2, softcap=cap,
+                        **of(kernel))  # fmt: skip
+            keys = torch.full((case.seqlen_k,), level)
+            keys[5] += step
+            for rows in (torch.zeros(case.seqlen_q), torch.where(torch.arange(case.seqlen_q) % 16 == 3, 0.0, -20.0)):
+                judge_tensors(case, with_scores(case, rows, keys), num_splits=1)
+
+
+@pytest.mark.parametrize("kernel", MAIN, ids=str)
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 def test_rows_of_any_size(causal, kernel):
     """Random scores whose size changes from row to row and along the keys."""
