@@ -83,6 +83,19 @@ class LastMerge {
       float columns[kRowsAtOnce][kColumns] = {};
       CUTE_NO_UNROLL
       for (int begin = 0; begin < parts.count; begin += kPartsOfGroup) {
+        if constexpr (kRowsAtOnce == 1) {
+          using Parts = PartsOfRow<kLanes, kColumns>;
+          int const row = min_of(first + row_of_lane, rows_of_tile - 1);
+          auto group = MergedRow<kColumns>::none();
+          CUTE_UNROLL
+          for (int i = begin; i < begin + kPartsOfGroup; i += Parts::kAtOnce) {
+            Parts found;
+            found.load(partial, parts, params_.epilogue.head_dim_v, row, column, i);
+            found.add_to(group, parts, i);
+          }
+          totals.add(group.totals.top, group.totals.sum).apply(columns[0], group.columns);
+          continue;
+        }
         float values[kRowsAtOnce][kPartsOfGroup][kColumns];
         float lses[kPartsOfGroup];
         CUTE_UNROLL
@@ -95,15 +108,6 @@ class LastMerge {
             if (r > 0 && first + r * kStep >= rows_of_tile) { break; }
             load(slot + min_of(first + row_of_lane + r * kStep, rows_of_tile - 1), column, values[r][i]);
           }
-        }
-        if constexpr (kRowsAtOnce == 1) {
-          auto group = MergedRow<kColumns>::none();
-          CUTE_UNROLL
-          for (int i = 0; i < kPartsOfGroup; ++i) {
-            if (begin + i < parts.count) { group.add(lses[i], 1.0F, values[0][i]); }
-          }
-          totals.add(group.totals.top, group.totals.sum).apply(columns[0], group.columns);
-          continue;
         }
         RowTotals group = RowTotals::none();
         RowFactors factors[kPartsOfGroup];
