@@ -249,8 +249,11 @@ bool may_cut_mixed(PlanRequest const& request, TileRow const& mixed) {
 void choose_who_merges(PlanRequest const& request, Plan& plan) {
   KernelPlan& kernel = plan.kernels.front();
   bool const alone = plan.kernels.size() == 1;
-  kernel.merges_parts = alone && kernel.may_split && may_merge_parts(request.problem, kernel.tile);
-  if (kernel.merges_parts) { because(plan, "merging", "by the block that leaves the last part of a tile"); }
+  kernel.merges_parts =
+      alone && kernel.may_split && may_merge_parts(request.problem, kernel.tile) && kernel.ctas <= kMostPartsOfTile;
+  if (kernel.merges_parts) {
+    because(plan, "merging", "by the blocks that leave parts of a tile, each some of its rows");
+  }
 }
 
 // Sequences that may have many queries, where all have one at least and one has as many as the bound if that can be.

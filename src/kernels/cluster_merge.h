@@ -204,7 +204,7 @@ class ClusterMerge {
       }
       all.add(so_far);
       float4 const out{all.column(0), all.column(1), all.column(2), all.column(3)};
-      write(work, id, row, column_of_out, all.totals.top, all.totals.sum, out);
+      write(work, id, row, column_of_out, all.top, all.sum, out);
     }
   }
 

@@ -6,7 +6,7 @@
 #include "kernels/cluster_merge.h"
 #include "kernels/epilogue.h"
 #include "kernels/folded_tile.h"
-#include "kernels/last_merge.h"
+#include "kernels/joint_merge.h"
 #include "kernels/mainloop.h"
 #include "kernels/params.h"
 #include "kernels/start_role.h"
@@ -25,7 +25,6 @@ template <class Traits>
 __device__ __forceinline__ void consume_swapped(AttentionParams const& params, typename Traits::SharedStorage& shared) {
   int const thread = threadIdx.x % cutlass::NumThreadsPerWarpGroup;
   ClusterMerge<Traits> merge(params, shared, thread);
-  [[maybe_unused]] LastMerge<Traits> const merge_if_last(params, shared, thread);
   [[maybe_unused]] FoldedTile<Traits> folded;
   RingState<Traits::kStages> read;
   RingState<Traits::kQueryBuffers> q;
@@ -60,9 +59,6 @@ __device__ __forceinline__ void consume_swapped(AttentionParams const& params, t
       merge(work, [&](int row_count) { epilogue.send(merge, ends, mainloop.output(), row_count); });
     } else if (work.slot >= 0) {
       epilogue.store_part(work, ends, mainloop.output());
-      if constexpr (Traits::kMergesLast) {
-        if (params.epilogue.partial.arrivals != nullptr) { merge_if_last(work, shared.parts[&work - shared.work]); }
-      }
     } else {
       epilogue.store(work, ends, mainloop.output());
     }
@@ -77,6 +73,7 @@ __device__ __forceinline__ void consume_swapped(AttentionParams const& params, t
     }
     compute(work, Int<Traits::kQueryRows>{});
   });
+  if constexpr (Traits::kMergesJointly) { JointMerge<Traits>(params, shared, thread)(); }
   if (may_share_tiles<Traits>(params)) { merge.finish(); }
 }
 

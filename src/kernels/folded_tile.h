@@ -55,7 +55,7 @@ class FoldedTile {
     finish_group();
     CUTE_UNROLL
     for (int c = 0; c < kColumns; ++c) {
-      ends[c] = {all_[c].totals.top, all_[c].totals.sum};
+      ends[c] = {all_[c].top, all_[c].sum};
       CUTE_UNROLL
       for (int r = 0; r < kValues; ++r) { output(c, r) = all_[c].column(r); }
     }

@@ -92,15 +92,15 @@ class GuessedUnitSource {
     return same && __all_sync(0xffffffff, item.place < 0 || source_.sequence_at(item.place) == sequence);
   }
 
-  // For the one who merges the item's tile.
+  // For those who merge the item's tile.
   __device__ __forceinline__ ArrivingPart arriving(WorkItem const& item) const {
     int const begin = source_.tile_begin(item);
     return {source_.chunks(), begin, begin + item.units, call_};
   }
 
-  // Behind the last item, by one lane.
-  __device__ __forceinline__ void leave() const {
-    if (arrivals_ != nullptr) { leave_number(arrivals_, call_, source_.counter()); }
+  // Behind the first item, by one lane.
+  __device__ __forceinline__ void begun() const {
+    if (arrivals_ != nullptr) { count_cta(arrivals_, call_, source_.counter()); }
   }
 
  private:

@@ -246,7 +246,11 @@ struct CollectiveMainloop {
 
     // P of the block -> tOrP, once O += P V of the block before has read it. `rows_done`: how many of the thread's rows
     // have their probabilities.
-    auto const finish_block = [&](State const& v, auto rows_done, auto const& rescale) __attribute__((always_inline)) {
+    auto const finish_block = [&](State const& v, auto rows_done,
+                                  auto const& has_moved) __attribute__((always_inline)) {
+      auto const rescale = [&]() __attribute__((always_inline)) {
+        if (has_moved()) { softmax.rescale_output(tOrO); }
+      };
       warpgroup_wait<0>();
       warpgroup_fence_operand(tOrO);
       release(v);
@@ -276,16 +280,12 @@ struct CollectiveMainloop {
       release(k);
       if constexpr (kind.kCapped && !kind.kMasked && Traits::kCapsByPolynomial) {
         bool const moved = cap_and_exponentiate<kRoomForSoftcap ? 4 : 1>(softmax, tSrS, seen, params.softmax, narrow);
-        finish_block(v, Int<kRowsPerThread>{}, [&]() {
-          if (moved) { softmax.rescale_output(tOrO); }
-        });
+        finish_block(v, Int<kRowsPerThread>{}, [&]() { return moved; });
       } else {
         update_max(tSrS, n, kind);
         softmax.template exponentiate<0, Traits::kRowsUnderPv>(tSrS, softmax.scaled());
         if constexpr (Traits::kRowsUnderPv > 0) { softmax.finish_row(Traits::kRowsUnderPv - 1); }
-        finish_block(v, Int<Traits::kRowsUnderPv>{}, [&]() {
-          if (!Traits::kRescalesSeldom || softmax.has_moved()) { softmax.rescale_output(tOrO); }
-        });
+        finish_block(v, Int<Traits::kRowsUnderPv>{}, [&]() { return !Traits::kRescalesSeldom || softmax.has_moved(); });
       }
     };
 

@@ -12,55 +12,31 @@
 
 namespace hopper_attention {
 
-// What columns of a row so far, and those of the parts behind them, are to be multiplied by.
-struct RowFactors {
-  float shrink;
-  float weight;
-
-  template <int kColumns>
-  __device__ __forceinline__ void apply(float (&columns)[kColumns], float const (&values)[kColumns]) const {
-    CUTE_UNROLL
-    for (int c = 0; c < kColumns; ++c) { columns[c] = __fmaf_rn(weight, values[c], __fmul_rn(columns[c], shrink)); }
-  }
-};
-
-// What some parts of a tile, or all, leave of a row but for its columns: `sum`, and O, are to be multiplied by 2^top. A
-// row of which a part is NaN is NaN.
-struct RowTotals {
-  float top;
-  float sum;
-
-  __device__ __forceinline__ static RowTotals none() { return {-INFINITY, 0.0F}; }
-
-  // Parts behind those so far, of which `total` is the sum, to be multiplied by 2^exponent: of one part, O divided by
-  // its sum, 1 and its log-sum-exp. Parts without keys change nothing, and what is added to nothing stays as it is, but
-  // for the sign of zeros. Each operation is rounded as it stands here: kernels must not differ in what the compiler
-  // contracts.
-  __device__ __forceinline__ RowFactors add(float exponent, float total) {
-    float const higher = max_or_nan(top, exponent);
-    float const base = higher == -INFINITY ? 0.0F : higher;
-    RowFactors const factors{exp2_approx(top - base), exp2_approx(exponent - base)};
-    sum = __fmaf_rn(factors.weight, total, __fmul_rn(sum, factors.shrink));
-    top = higher;
-    return factors;
-  }
-};
-
-// Such a row, of which a thread has some columns of O.
+// What some parts of a tile, or all, leave of a row: O, of which a thread has some columns, and `sum` are to be
+// multiplied by 2^top. A row of which a part is NaN is NaN.
 template <int kColumns>
 struct MergedRow {
   float columns[kColumns];
-  RowTotals totals;
+  float top;
+  float sum;
 
-  __device__ __forceinline__ static MergedRow none() { return {{}, RowTotals::none()}; }
+  __device__ __forceinline__ static MergedRow none() { return {{}, -INFINITY, 0.0F}; }
 
-  // `values`: O of parts behind those so far.
+  // Parts behind those so far, of which `values` is O and `total` the sum, both to be multiplied by 2^exponent: of one
+  // part, O divided by its sum, 1 and its log-sum-exp. Parts without keys change nothing, and what is added to nothing
+  // stays as it is, but for the sign of zeros. Each operation is rounded as it stands here: kernels must not differ in
+  // what the compiler contracts.
   __device__ __forceinline__ void add(float exponent, float total, float const (&values)[kColumns]) {
-    totals.add(exponent, total).apply(columns, values);
+    float const higher = max_or_nan(top, exponent);
+    float const base = higher == -INFINITY ? 0.0F : higher;
+    float const shrink = exp2_approx(top - base);
+    float const weight = exp2_approx(exponent - base);
+    CUTE_UNROLL
+    for (int c = 0; c < kColumns; ++c) { columns[c] = __fmaf_rn(weight, values[c], __fmul_rn(columns[c], shrink)); }
+    sum = __fmaf_rn(weight, total, __fmul_rn(sum, shrink));
+    top = higher;
   }
-  __device__ __forceinline__ void add(MergedRow const& others) {
-    add(others.totals.top, others.totals.sum, others.columns);
-  }
+  __device__ __forceinline__ void add(MergedRow const& others) { add(others.top, others.sum, others.columns); }
 
   // O with one sign of zero, however parts were grouped.
   __device__ __forceinline__ float column(int c) const { return __fadd_rn(columns[c], 0.0F); }

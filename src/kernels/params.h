@@ -63,7 +63,7 @@ struct SoftmaxParams {
   CapPolynomials cap_polynomials{};  // of softcap
 };
 
-// Results of parts of tiles, to be merged by the combine kernel, or by the CTA that leaves the last one.
+// Results of parts of tiles, to be merged by the combine kernel, or by the CTAs that leave them.
 struct PartialParams {
   float* out = nullptr;               // (slots, rows, Dv), divided by the row sum
   float* lse = nullptr;               // (slots, rows), as exponents of 2

@@ -1,12 +1,17 @@
-// Which CTA leaves the last part of a tile in the workspace. That one merges them, so that no kernel has to follow.
+// Who merges the parts of a tile that CTAs have left in the workspace, and when: those that left them, each some of its
+// rows, so that no kernel has to follow.
+//
+// A CTA waits for the other parts of a tile only when all CTAs of the grid have begun, so that no wait depends on an SM
+// that is not free, and when it has left all of its own, so that no two wait for each other. Those that come earlier go
+// on; if none has waited, the one that comes last merges alone.
 //
 // The words that parts are counted in lie in the workspace, which may hold anything before a call. So a count is worth
 // something only with the tag of its call, which follows from a number that the calls of a workspace count up: the CTA
-// that is the last to have read it does so, as the schedule's counter tells, which is 0 between calls. Any first number
-// will do. What calls before have left behind has another tag, and anything else would have to be a tag of 54 bits by
-// chance. But calls of another kind may write what they like over the number, and the same each time, while they leave
-// the words alone: so whoever counts the last part of a tile takes the count back, and a number that returns finds
-// none.
+// that is the last to have read it does so, as the schedule's counter tells, which is 0 between calls. That also says
+// that all have begun. Any first number will do. What calls before have left behind has another tag, and anything else
+// would have to be a tag of 37 bits by chance. But calls of another kind may write what they like over the number, and
+// the same each time, while they leave the words alone: so the last to have seen all parts of a tile takes the counts
+// back, and a number that returns finds none.
 #pragma once
 
 #include <cstdint>
@@ -20,8 +25,8 @@ namespace hopper_attention {
 HA_HOST_DEVICE constexpr std::int64_t word_of_slot(std::int64_t slot) { return 1 + slot; }
 HA_HOST_DEVICE constexpr std::int64_t arrival_words(std::int64_t slots) { return word_of_slot(slots); }
 
-// An item that may be a part of a tile, and the number of the call. Which parts there are is found when this one is
-// done: the way to the first item is longer than it takes to find them.
+// An item that is a part of a tile, and the number of the call. Which parts there are is found when this one is done:
+// the way to the first item is longer than it takes to find them.
 struct ArrivingPart {
   Chunks chunks;
   int tile_begin;  // units of the list
@@ -31,41 +36,45 @@ struct ArrivingPart {
   HA_HOST_DEVICE constexpr TileParts parts() const { return parts_of_tile(chunks, tile_begin, tile_end); }
 };
 
-// Parts that whoever leaves the last of them merges.
-struct MergeStep {
-  TileParts parts;
-  int counted_in;  // the slot whose word counts them
-  bool ends_tile;  // otherwise the result takes the place of the first part
-};
+// A grid that counts parts has no more CTAs.
+inline constexpr int kMostPartsOfTile = 511;
 
-// A tile in many parts is merged in two steps, so that several CTAs share what is to be read: one sequence of 16k keys
-// beside 15 of 1k takes 15.4 instead of 21.0 us. What is merged with the part in `slot`, and what is left then.
-inline constexpr int kPartsOfStep = 8;
-inline constexpr int kMostPartsOfOneStep = 16;
-
-HA_HOST_DEVICE constexpr MergeStep first_merge(TileParts const& all, int slot) {
-  if (all.count <= kMostPartsOfOneStep) { return {all, all.first_slot, true}; }
-  TileParts const group = all.group(all.part_in(slot) / kPartsOfStep, kPartsOfStep);
-  return {group, group.first_slot, false};
-}
-HA_HOST_DEVICE constexpr MergeStep last_merge(TileParts const& all) {
-  return {all.groups(kPartsOfStep), all.slot(1), true};
-}
-
-// A count of parts with the tag of call `number` above it.
-struct TaggedCount {
-  static constexpr int kCountBits = 10;
-  static constexpr std::uint64_t kMostCounted = (std::uint64_t{1} << kCountBits) - 1;
+// Counts of a tile: parts that have come, CTAs among theirs that wait for all of them, and those of these that have
+// seen all. Above them is the tag of call `number`.
+struct ArrivalCounts {
+  static constexpr int kBits = 9;  // of each
+  static constexpr int kMost = (1 << kBits) - 1;
+  static_assert(kMostPartsOfTile <= kMost);
+  static constexpr std::uint64_t kPart = 1;
+  static constexpr std::uint64_t kWaiter = std::uint64_t{1} << kBits;
+  static constexpr std::uint64_t kSeen = std::uint64_t{1} << 2 * kBits;
+  static constexpr std::uint64_t kAll = (std::uint64_t{1} << 3 * kBits) - 1;
 
   // An odd factor, so that numbers have different tags, and words that are filled alike are none.
   HA_HOST_DEVICE static constexpr std::uint64_t none(std::uint64_t number) {
-    return (number * 0x9e3779b97f4a7c15U + 0x3c6ef372fe94f82bU) << kCountBits;
+    return (number * 0x9e3779b97f4a7c15U + 0x3c6ef372fe94f82bU) << 3 * kBits;
   }
-  HA_HOST_DEVICE static constexpr bool is_of(std::uint64_t none, std::uint64_t word) {
-    return (word & ~kMostCounted) == none;
-  }
-  HA_HOST_DEVICE static constexpr int count(std::uint64_t word) { return static_cast<int>(word & kMostCounted); }
+  HA_HOST_DEVICE static constexpr bool is_of(std::uint64_t none, std::uint64_t word) { return (word & ~kAll) == none; }
+
+  HA_HOST_DEVICE static constexpr int parts(std::uint64_t word) { return static_cast<int>(word & kMost); }
+  HA_HOST_DEVICE static constexpr int waiters(std::uint64_t word) { return static_cast<int>(word >> kBits & kMost); }
+  HA_HOST_DEVICE static constexpr int seen(std::uint64_t word) { return static_cast<int>(word >> 2 * kBits & kMost); }
 };
+
+// Rows of a tile that a CTA merges: rank, rank + shares, rank + 2 * shares, ... None if there are no shares.
+struct ShareOfRows {
+  int rank = 0;
+  int shares = 0;
+};
+
+// Of one that has counted its part of `parts`, and itself if it waits. `before`, `now`: the word before that, and when
+// it has seen all parts come, or has not waited.
+HA_HOST_DEVICE constexpr ShareOfRows share_of_rows(bool waits, std::uint64_t before, std::uint64_t now, int parts) {
+  if (parts < 1 || ArrivalCounts::parts(now) < parts) { return {}; }
+  int const waiters = ArrivalCounts::waiters(now);
+  if (waits) { return {ArrivalCounts::waiters(before), waiters}; }
+  return {0, waiters == 0 ? 1 : 0};
+}
 
 #if defined(__CUDACC__)
 
@@ -78,8 +87,9 @@ __device__ __forceinline__ std::uint64_t number_of_call(std::uint64_t const* arr
   return number;
 }
 
-// By one lane of each CTA, which has read `number`. `counter` of the schedule is 0 before and behind.
-__device__ __forceinline__ void leave_number(std::uint64_t* arrivals, std::uint64_t number, int* counter) {
+// By one lane of each CTA, which has read `number`: the last one leaves the next. `counter` of the schedule is 0 before
+// and behind.
+__device__ __forceinline__ void count_cta(std::uint64_t* arrivals, std::uint64_t number, int* counter) {
   fence_of_device();
   unsigned const last = gridDim.x - 1;
   if (atomicInc(reinterpret_cast<unsigned*>(counter), last) != last) { return; }
@@ -87,26 +97,32 @@ __device__ __forceinline__ void leave_number(std::uint64_t* arrivals, std::uint6
   asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(arrivals), "l"(number + 1) : "memory");
 }
 
-// Behind the last part: none have come.
-__device__ __forceinline__ void forget_parts(std::uint64_t* word, std::uint64_t number) {
-  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(word), "l"(TaggedCount::none(number)) : "memory");
+// Of the counts of a tile.
+__device__ __forceinline__ std::uint64_t load_counts(std::uint64_t const* word) {
+  std::uint64_t counts;
+  asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(counts) : "l"(word) : "memory");
+  return counts;
+}
+__device__ __forceinline__ void store_counts(std::uint64_t* word, std::uint64_t counts) {
+  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(word), "l"(counts) : "memory");
 }
 
-// Counts a part; how many have come before it. By the lane of a warp that `counts`, if one does; the others go along,
-// since ptxas keeps nothing in uniform registers behind a loop that some lanes leave.
-__device__ __forceinline__ int count_part(std::uint64_t* word, std::uint64_t number, bool counts) {
+// Adds to the counts of a tile; what they were before. By the lanes of a warp that `count`; the others go along, since
+// ptxas keeps nothing in uniform registers behind a loop that some lanes leave.
+__device__ __forceinline__ std::uint64_t add_to_counts(std::uint64_t* word, std::uint64_t none, std::uint64_t added,
+                                                       bool counts) {
   auto* const counted = reinterpret_cast<unsigned long long*>(word);
-  unsigned long long const none = TaggedCount::none(number);
-  unsigned long long found = counts ? atomicAdd(counted, 1ULL) : none;
-  while (__any_sync(0xffffffff, !TaggedCount::is_of(none, found))) {
+  unsigned long long const more = added;
+  unsigned long long found = counts ? atomicAdd(counted, more) : none;
+  while (__any_sync(0xffffffff, !ArrivalCounts::is_of(none, found))) {
     // The first one, unless another one is; what was added to any other word is lost with it.
-    if (counts) {
-      unsigned long long const other = found + 1;
-      found = atomicCAS(counted, other, none + 1);
-      found = found == other ? none : TaggedCount::is_of(none, found) ? atomicAdd(counted, 1ULL) : found - 1;
+    if (counts && !ArrivalCounts::is_of(none, found)) {
+      unsigned long long const other = found + more;
+      found = atomicCAS(counted, other, none + more);
+      found = found == other ? none : ArrivalCounts::is_of(none, found) ? atomicAdd(counted, more) : found - more;
     }
   }
-  return TaggedCount::count(found);
+  return found;
 }
 
 #endif

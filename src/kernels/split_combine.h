@@ -101,8 +101,8 @@ __global__ void __launch_bounds__(kSplitCombineThreads, kShape.blocks)
       CUTE_UNROLL
       for (int c = 0; c < kColumns; ++c) { shared_out[team][c][lane] = group.columns[c]; }
       if (lane == 0) {
-        shared_sum[team] = group.totals.sum;
-        shared_top[team] = group.totals.top;
+        shared_sum[team] = group.sum;
+        shared_top[team] = group.top;
       }
       __syncthreads();
       CUTE_NO_UNROLL
@@ -110,8 +110,8 @@ __global__ void __launch_bounds__(kSplitCombineThreads, kShape.blocks)
         MergedRow<kColumns> other;
         CUTE_UNROLL
         for (int c = 0; c < kColumns; ++c) { other.columns[c] = shared_out[team + i][c][lane]; }
-        other.totals.sum = shared_sum[team + i];
-        other.totals.top = shared_top[team + i];
+        other.sum = shared_sum[team + i];
+        other.top = shared_top[team + i];
         merged.add(other);
       }
       __syncthreads();
@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(kSplitCombineThreads, kShape.blocks)
     if (share_of_row != 0) { continue; }
     if (!exists) { continue; }
 
-    RowEnd ended = row_end(merged.totals.top, merged.totals.sum);
+    RowEnd ended = row_end(merged.top, merged.sum);
     if (params.sinks != nullptr) {
       float const sink = sink_log2(params.sinks, params.sinks_type, tile.head * packed_heads + head);
       ended = end_row(ended.exponent, ended.sum, sink);

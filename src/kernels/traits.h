@@ -6,8 +6,8 @@
 #include "hopper_attention/types.h"
 #include "kernels/cluster_tiles.h"
 #include "kernels/guessed_work.h"
+#include "kernels/left_part.h"
 #include "kernels/paired_tiles.h"
-#include "kernels/part_arrivals.h"
 #include "kernels/ring_order.h"
 #include "kernels/softmax.h"
 #include "kernels/tile_geometry.h"
@@ -204,6 +204,7 @@ struct AttentionTraits {
 
   static constexpr int kSharedLimit = 228 * 1024 / kTile.per_sm - 1024;
   static constexpr int kEndFloats = kSwapped ? 2 : 1;
+  static constexpr int kEndsOfTile = kEndFloats * kQueryRows;
   static constexpr int kPartsEnds = kDecode ? kEndFloats * kMostCluster * kMergeRows : kMixed ? 2 * kColumnRows : 1;
   // Of O of a tile of few rows, on its way to memory: rows begin in different banks.
   static constexpr int kPitchO = kProductColumns + kPieceBytes / int(sizeof(Element));
@@ -271,8 +272,8 @@ struct AttentionTraits {
   struct NoEarlyItem {};
   // Each role of the warps waits for the kernel before by itself.
   static constexpr bool kRolesStart = kDecode || kGuessesEarly;
-  // Whoever leaves the last part of a tile merges all of them.
-  static constexpr bool kMergesLast = kSwapped && !kByIndex && !kInParts;
+  // Those that leave the parts of a tile merge them.
+  static constexpr bool kMergesJointly = kSwapped && !kByIndex && !kInParts;
   // The first scores of the next tile under the epilogue: 1.03 of the speed with head dim 64 at 512 tokens, 0.99 with
   // 128. Tiles of one block have no registers for it.
   static constexpr bool kScoresEarly = kQueryBuffers == 2 && kHeadDim <= 64 && !kMixed && !kOneBlock;
@@ -294,8 +295,7 @@ struct AttentionTraits {
     alignas(16) float parts_ends[kPartsEnds];
     TileWork work[kWorkSlots];
     SlabRange slabs[kSkips ? kWorkSlots : 1][kConsumerWarpgroups];
-    ArrivingPart parts[kMergesLast ? kWorkSlots : 1];
-    bool merges;                             // all parts of the tile have arrived
+    int parts_left;                          // of left()
     alignas(8) char source[kBytesOfSource];  // what the scheduler warp remembers
     uint64_t work_full[kWorkSlots];
     uint64_t work_empty[kWorkSlots];  // every warp is done with it
@@ -303,6 +303,8 @@ struct AttentionTraits {
     [[no_unique_address]] conditional_t<kGuessesEarly, EarlyItem, NoEarlyItem> early;
 
     __device__ __forceinline__ Element* slot(int index) { return ring + ring_offset(index); }
+    // A CTA that leaves parts shares no tile with its cluster, so that ends are those of one tile.
+    __device__ __forceinline__ LeftPart* left() { return reinterpret_cast<LeftPart*>(parts_ends + kEndsOfTile); }
     // Which nobody else touches before the first item is known.
     __device__ __forceinline__ int* schedule_copy() {
       if constexpr (kCopyInRing) {
@@ -313,6 +315,8 @@ struct AttentionTraits {
     }
   };
 
+  static_assert(!kMergesJointly ||
+                kEndsOfTile * sizeof(float) + kMostPartsLeft * sizeof(LeftPart) <= kPartsEnds * sizeof(float));
   static constexpr int kSharedBytes = sizeof(SharedStorage);
   static_assert(kSharedBytes <= kSharedLimit, "tile does not fit in shared memory");
   static_assert(kDecode || kHeadDimV <= kHeadDim, "O does not fit in the place of Q");

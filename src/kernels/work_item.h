@@ -43,20 +43,6 @@ struct TileParts {
   int slot_step = 1;
 
   HA_HOST_DEVICE constexpr int slot(int part) const { return part == 0 ? first_slot : later_slots + part * slot_step; }
-
-  // Which part lies in `slot`.
-  HA_HOST_DEVICE constexpr int part_in(int slot) const {
-    return slot == first_slot ? 0 : (slot - later_slots) / slot_step;
-  }
-
-  // Group `index` of `size` parts that follow each other, and all groups, each in the slot of its first part.
-  HA_HOST_DEVICE constexpr TileParts group(int index, int size) const {
-    int const begin = index * size;
-    return {min_of(size, count - begin), slot(begin), later_slots + begin * slot_step, slot_step};
-  }
-  HA_HOST_DEVICE constexpr TileParts groups(int size) const {
-    return {ceil_div(count, size), first_slot, later_slots, slot_step * size};
-  }
 };
 
 // A piece of a tile: what one CTA computes at a time.

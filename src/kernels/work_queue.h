@@ -3,6 +3,7 @@
 
 #include "kernels/cute.h"
 
+#include "kernels/left_part.h"
 #include "kernels/params.h"
 #include "kernels/ring.h"
 #include "kernels/start_role.h"
@@ -25,9 +26,9 @@ __device__ __forceinline__ bool takes_long(TileWork const& work) {
   return work.range.blocks() >= kLongItem || (Traits::kInParts && work.part == TilePart::kLast);
 }
 
-// Whether items may be parts of tiles, which whoever leaves the last one merges.
+// Whether items may be parts of tiles, which those that leave them merge.
 template <class Traits, class Source>
-inline constexpr bool kLeavesParts = Traits::kMergesLast && requires(Source source) { source.leave(); };
+inline constexpr bool kLeavesParts = Traits::kMergesJointly && requires(Source source) { source.begun(); };
 
 // Behind its last use: TMA brings keys to where the copy was.
 template <class Traits>
@@ -70,6 +71,10 @@ __device__ __forceinline__ bool publish(AttentionParams const& params, typename 
   RingState<kSlots> write;
   WorkItem item;
   bool behind_long_item = false;
+  [[maybe_unused]] bool is_first = true;
+  if constexpr (Traits::kMergesJointly) {
+    if (lane == 0) { shared.parts_left = 0; }
+  }
   if (begun) {
     if (shared.work[write.slot].last) { return true; }
     behind_long_item = shared.work[write.slot].announces_loads;
@@ -107,16 +112,19 @@ __device__ __forceinline__ bool publish(AttentionParams const& params, typename 
     work.announces_loads = Traits::kDrawn && Source::kDraws && behind_long_item;
     __syncwarp();  // every lane has waited, then one writes
     if constexpr (kLeavesParts<Traits, Source>) {
-      if (lane == 0 && !work.last) { shared.parts[write.slot] = source.arriving(item); }
+      if (lane == 0 && !work.last && work.slot >= 0 && shared.parts_left < kMostPartsLeft) {
+        shared.left()[shared.parts_left++] = {work, source.arriving(item)};
+      }
     }
     write_work<Traits>(params, shared, write.slot, work);
     if (lane < kWritersOfWork<Traits>) { arrive_barrier(shared.work_full[write.slot]); }
+    if constexpr (kLeavesParts<Traits, Source>) {
+      if (lane == 0 && is_first) { source.begun(); }
+      is_first = false;
+    }
     __syncwarp();
     ++write;
   } while (item.place >= 0);
-  if constexpr (kLeavesParts<Traits, Source>) {
-    if (lane == 0) { source.leave(); }
-  }
   return true;
 }
 
@@ -147,21 +155,6 @@ __device__ __forceinline__ void for_each_work(typename Traits::SharedStorage& sh
     body(work);
     release_work<Traits>(shared, read);
   }
-}
-
-// An item as a whole. Where fields are read from shared memory one by one as they are needed, each costs its latency:
-// the 35 of a tile took 3 % of the time at 512 tokens.
-__device__ __forceinline__ TileWork read_at_once(TileWork const& work) {
-  static_assert(sizeof(TileWork) % sizeof(int2) == 0);
-  constexpr int kVectors = sizeof(TileWork) / sizeof(int2);
-  int2 words[kVectors];
-  CUTE_UNROLL
-  for (int i = 0; i < kVectors; ++i) { words[i] = reinterpret_cast<int2 const*>(&work)[i]; }
-  CUTE_UNROLL
-  for (int2& w : words) { asm volatile("" : "+r"(w.x), "+r"(w.y)); }
-  TileWork result;
-  memcpy(&result, words, sizeof(result));
-  return result;
 }
 
 }  // namespace hopper_attention

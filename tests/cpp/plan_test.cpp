@@ -2206,7 +2206,7 @@ TEST_CASE("plan: a decode kernel of up to 32 rows that is alone merges its parts
   Plan const alone = plan(lengths_up_to(1), card(132));
   KernelPlan const& kernel = alone.kernels.at(0);
   CHECK((alone.kernels.size() == 1 && kernel.tile.rows == 16 && kernel.may_split && kernel.merges_parts));
-  CHECK(alone.explain().find("by the block that leaves the last part of a tile") != std::string::npos);
+  CHECK(alone.explain().find("by the blocks that leave parts of a tile") != std::string::npos);
   std::int64_t const parts = kernel.partial_slots * kernel.partial_rows * (128 + 1) * 4;
   CHECK(alone.workspace_bytes >= parts + 8 * (1 + kernel.partial_slots));
 

@@ -25,7 +25,7 @@
 #include "host/ranked_tiles.h"
 #include "host/schedule_shape.h"
 #include "host/tile_list.h"
-#include "kernels/part_arrivals.h"
+#include "kernels/left_part.h"
 #include "kernels/parted_tile.h"
 #include "kernels/ranked_tiles.h"
 #include "kernels/schedule_params.h"
@@ -825,54 +825,40 @@ struct Seen {
   int in_equal_parts = 0, whole_instead = 0;
   int in_pairs = 0, whole_of_pairs = 0;
   int clusters_by_schedule = 0, drawn_by_schedule = 0, units_by_schedule = 0, folded = 0, clusters_in_parts = 0;
-  int merged_by_last = 0, merged_in_steps = 0;
+  int merged_jointly = 0, in_many_parts = 0;
   int resized_by_units = 0, leaves_sms = 0, mixed_by_units = 0, mixed_by_tiles = 0;
 };
 
-// What CTAs merge that leave the last parts of tiles, whoever comes last: all parts of each tile, once.
-std::string last_merge_fault(AttentionParams const& params, Random& random, std::vector<Done> const& done, Seen& seen) {
+// What CTAs merge that have left parts of tiles: all parts of each tile, which counts them in a word of its own. A CTA
+// remembers few of them.
+std::string joint_merge_fault(AttentionParams const& params, std::vector<Done> const& done, Seen& seen) {
   Chunks const chunks = Schedule(params.schedule).chunks();
-  std::vector<Done> parts;
-  std::map<TileName, std::set<int>> expected;
+  std::map<TileName, std::set<int>> left;
+  std::map<TileName, TileParts> found;
+  std::map<int, TileName> counts;  // what each word counts
+  std::map<int, int> of_cta;
   for (Done const& d : done) {
     if (d.item.slot < 0) { continue; }
-    parts.push_back(d);
-    expected[{d.item.place, d.item.head, d.item.m}].insert(d.item.slot);
-  }
-  std::shuffle(parts.begin(), parts.end(), random);
-  std::map<int, int> counted;                      // words, of slots
-  std::map<int, std::pair<TileName, int>> counts;  // what each word counts
-  std::map<int, std::set<int>> holds;              // slots whose parts a slot has
-  std::map<TileName, std::set<int>> merged;
-  for (Done const& d : parts) {
     TileName const name{d.item.place, d.item.head, d.item.m};
     int const chunk = d.item.slot / 2;
     // The slot tells whether the tile begins in the chunk, and then ends behind it.
     int const begin = d.item.slot % 2 == 0 ? chunks.begin(chunk) - d.item.first : chunks.begin(chunk + 1) - d.item.last;
     TileParts const all = ArrivingPart{chunks, begin, begin + d.item.units, 0}.parts();
-    holds[d.item.slot].insert(d.item.slot);
-    for (MergeStep step = first_merge(all, d.item.slot);; step = last_merge(all)) {
-      if (step.counted_in < 0 || step.counted_in >= 2 * params.schedule.ctas) { return "a word that does not exist"; }
-      auto const [of, is_new] = counts.insert({step.counted_in, {name, step.parts.first_slot}});
-      if (!is_new && of->second != std::pair(name, step.parts.first_slot)) { return "a word that counts two things"; }
-      if (++counted[step.counted_in] < step.parts.count) { break; }
-      if (counted[step.counted_in] > step.parts.count) { return "more parts than a tile has"; }
-      std::set<int> result;
-      for (int i = 0; i < step.parts.count; ++i) {
-        for (int slot : holds[step.parts.slot(i)]) {
-          if (!result.insert(slot).second) { return "a part is merged twice"; }
-        }
-      }
-      if (step.ends_tile) {
-        if (!merged.insert({name, result}).second) { return "a tile is merged twice"; }
-        break;
-      }
-      ++seen.merged_in_steps;
-      holds[step.parts.first_slot] = result;
-    }
+    if (all.first_slot < 0 || all.first_slot >= 2 * params.schedule.ctas) { return "a word that does not exist"; }
+    if (counts.insert({all.first_slot, name}).first->second != name) { return "a word that counts two tiles"; }
+    if (++of_cta[d.cta] > kMostPartsLeft) { return "more parts of a CTA than it remembers"; }
+    left[name].insert(d.item.slot);
+    found[name] = all;
   }
-  seen.merged_by_last += !merged.empty();
-  return merged == expected ? "" : "a tile whose parts are not all merged";
+  for (auto const& [name, all] : found) {
+    std::set<int> merged;
+    for (int i = 0; i < all.count; ++i) { merged.insert(all.slot(i)); }
+    if (merged != left[name]) { return "a tile whose parts are not those that are merged"; }
+    if (all.count > kMostPartsOfTile) { return "more parts than can be counted"; }
+    seen.in_many_parts += all.count > 16;
+  }
+  seen.merged_jointly += !found.empty();
+  return "";
 }
 
 // Units of the busiest CTA, over those of all.
@@ -1097,9 +1083,7 @@ std::string call_fault(Call& call, Random& random, Seen& seen) {
       all.insert(of_few.begin(), of_few.end());
       fault = combine_fault(call, kernel, all);
     }
-    if (fault.empty() && kernel.merges_parts && schedule.by_units()) {
-      fault = last_merge_fault(params, random, done, seen);
-    }
+    if (fault.empty() && kernel.merges_parts && schedule.by_units()) { fault = joint_merge_fault(params, done, seen); }
     bool const by_units = schedule.by_units();
     bool const fixed = params.schedule.fixed_splits && by_units;
     if (fault.empty() && by_units) { fault = share_fault(params, kernel, random, tiles); }
@@ -1158,7 +1142,7 @@ TEST_CASE("schedule: random calls compute every key block of every query block o
   Random random(1);
   Seen seen;
   for (int i = 0; i < 1500; ++i) { check_call(random_request(random), i, random, seen); }
-  CHECK(seen.merged_by_last > 10);
+  CHECK(seen.merged_jointly > 10);
   // All paths were taken.
   CHECK(seen.by_units > 50);
   CHECK(seen.by_tiles > 50);
@@ -1657,8 +1641,8 @@ TEST_CASE("schedule: where the bound is what a page table has room for, lengths 
   CHECK(seen.clusters_by_schedule > 100);
   CHECK(seen.drawn_by_schedule > 100);
   CHECK(seen.units_by_schedule > 100);
-  CHECK(seen.merged_by_last > 100);
-  CHECK(seen.merged_in_steps > 100);
+  CHECK(seen.merged_jointly > 100);
+  CHECK(seen.in_many_parts > 50);
   CHECK(seen.folded > 50);
   CHECK(one_long > 100);
 }

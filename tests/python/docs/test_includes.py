@@ -26,7 +26,7 @@ POLICIES = ["interval_mask.h", "tile_scheduler.h", *LOADERS, *EPILOGUES]
 MAINLOOPS = ["mainloop.h", "swapped_mainloop.h"]
 ROLES = ["scheduler_warp.h", "producers.h", "consumers.h"]
 ABOVE_POLICIES = [*MAINLOOPS, *ROLES, "attention_kernel.h", "attention_entries.h"]
-ENDS_OF_TILES = ["output_rows.h", "cluster_merge.h", "tile_exchange.h"]
+ENDS_OF_TILES = ["output_rows.h", "cluster_merge.h", "tile_exchange.h", "merge_parts.h", "joint_merge.h"]
 WORK = ["schedule.h", "work_source.h", "parted_tile.h"]
 DATA = ["params.h", "tile_work.h", "page_ids.h"]
 

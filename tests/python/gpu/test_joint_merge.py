@@ -1,4 +1,4 @@
-"""Tiles cut by a schedule whose parts are merged by the block that leaves the last one, without a kernel behind it."""
+"""Tiles cut by a schedule whose parts are merged by the blocks that left them, without a kernel behind these."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ WORKSPACE = 64 << 20
 def cut_batch(lengths: str, rows: str, layout: str, **options) -> Batch:
     keys = CUT[lengths]
     queries = batch_of("", rows, layout).q_lengths[0]
-    made = batch_of(f"{lengths}, merged by the last block", rows, layout, q_lengths=(queries,) * len(keys),
+    made = batch_of(f"{lengths}, merged by their blocks", rows, layout, q_lengths=(queries,) * len(keys),
                     k_lengths=keys, room_k=ROOM, **options)  # fmt: skip
     return made
 
@@ -46,7 +46,7 @@ def cut_cases(kernel) -> Iterator[Batch]:
 
 
 @pytest.mark.parametrize("kernel", MAIN, ids=name_of)
-def test_parts_that_the_last_block_merges(kernel):
+def test_parts_that_their_blocks_merge(kernel):
     judge_all(cut_cases(kernel))
 
 
@@ -150,3 +150,26 @@ def test_calls_behind_one_with_damaged_metadata():
         found = attend(made, batches.new_results(made), workspace=workspace, scheduler_metadata=metadata)
         require_same(case, f"after word {word} was damaged", found, expected)
     assert not metadata[0], "the counter of the schedule is 0 between calls"
+
+
+def test_calls_on_several_streams_at_once():
+    """Blocks that wait for others of their grid must not hold the SMs which these need: each call alone fills the card, so
+    that all grids have some blocks that run and some that do not. Blocks that wait in vain leave poison, after 0.2 s.
+    """
+    cases = [main_dims(cut_batch(lengths, rows, "pages of 16", causal=True, poison="zero"))
+             for lengths, rows in itertools.product(CUT, ("1 row", "32 rows"))]  # fmt: skip
+    calls = [make(case) for case in cases]
+    expected = [judged_results(made) for made in calls]
+    workspaces = [torch.zeros(WORKSPACE, dtype=torch.uint8, device=support.DEVICE) for _ in calls]
+    results = [batches.new_results(made) for made in calls]
+    streams = [torch.cuda.Stream() for _ in calls]
+    torch.cuda.synchronize()
+    for _ in range(100):
+        for made, into, workspace, stream in zip(calls, results, workspaces, streams, strict=True):
+            with torch.cuda.stream(stream):
+                for x, poison in zip(into, batches.new_results(made), strict=True):
+                    x.copy_(poison)
+                attend(made, into, workspace=workspace)
+    torch.cuda.synchronize()
+    for case, found, wanted in zip(cases, results, expected, strict=True):
+        require_same(case, "beside calls on other streams", found, wanted)
