@@ -113,7 +113,7 @@ struct KernelPlan {
   int most_queries = std::numeric_limits<int>::max();
   int tiles_of_group = 1;     // of few queries: of a sequence and group of heads, each with blocks of its own
   bool packed_tiles = false;  // as many for each sequence as hold the queries that it has
-  bool merges_parts = false;  // the block that leaves the last part of a tile does, not the combine kernel
+  bool merges_parts = false;  // the blocks that leave parts of a tile do, not the combine kernel
   bool shares_parts = false;  // its parts of tiles lie in the slots of the last kernel
   int equal_parts = 1;        // of each tile, a block for each, which follow from their index
   int pairs = 0;              // of tiles that the blocks of a cluster share, found by their rank (PairedTiles)
