@@ -2210,6 +2210,10 @@ TEST_CASE("plan: a decode kernel of up to 32 rows that is alone merges its parts
   std::int64_t const parts = kernel.partial_slots * kernel.partial_rows * (128 + 1) * 4;
   CHECK(alone.workspace_bytes >= parts + 8 * (1 + kernel.partial_slots));
 
+  Plan const wide = plan(lengths_up_to(1), card(640));  // more blocks than a word counts
+  CHECK((wide.kernels.at(0).ctas > kMostPartsOfTile && wide.kernels.at(0).may_split));
+  CHECK_FALSE(wide.kernels.at(0).merges_parts);
+
   CHECK(merges(lengths_up_to(4)));
   CHECK(merges(lengths_up_to(8)));
   CHECK_FALSE(merges(lengths_up_to(9)));    // 36 rows
