@@ -63,7 +63,7 @@ struct FewReaders {
   int ctas = 1;            // that fit on the card
   int beside_prefill = 1;  // so many as slow as the slowest beside prefill read as fast as all
   int cluster = 1;         // of a cluster, if clusters share tiles
-  int of_few_tiles = 0;    // that share out units of few tiles, if these are rounded up to whole chunks (FewTiles)
+  int by_schedule = 0;     // of a call that shares out what a schedule cuts (EvenParts); 0: with batch_invariant
 };
 
 // The shape of one tile of work. A structural type: kernels take it as a template value.

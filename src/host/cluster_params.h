@@ -22,8 +22,10 @@ inline ClusterParams cluster_params(Plan const& plan, KernelPlan const& kernel, 
   p.tiles = static_cast<int>(kernel.most_tiles);
   // Blocks 2i and 2i + 1 of a grid go to a pair of SMs, which share a way to memory.
   p.every_other = p.by_schedule && p.size == 1 && kernel.ctas % 2 == 0 && 2 * p.tiles <= kernel.ctas;
-  p.fetches_early = p.on() && p.size == 1 && p.of_tile == 1 && p.tiles > p.at_once && !kernel.has_several_tiles() &&
-                    !plan.makes_schedule && plan.kernels.size() == 1;
+  bool const draws = plan.draws_if_whole && !plan.fixed_splits;  // parts of a tile begin with its first keys
+  bool const one_each = draws || (p.on() && p.size == 1 && p.of_tile == 1);
+  p.fetches_early = one_each && p.tiles > p.at_once && !kernel.has_several_tiles() && !plan.makes_schedule &&
+                    plan.kernels.size() == 1;
   p.own_first = card_share(plan, kernel) != CardShare::kTakes;
   if (kernel.tile.calls == Calls::kInParts) {
     p.longest_part = tile_shape(kernel.tile, plan.packed_heads, true).fixed_split;

@@ -158,9 +158,7 @@ FewReaders readers_of_few(Problem problem, DeviceInfo const& device) {
   FewReaders readers{.ctas = request.most_ctas(tile), .beside_prefill = slow_readers_beside_prefill(request, tile)};
   if (problem.batch_invariant) { return readers; }
   if (request.tiles_of_few() <= readers.ctas) { readers.cluster = widest_cluster(request, tile, tile.per_sm); }
-  int const ctas = ctas_by_schedule(request, tile, readers.cluster);
-  TileUse const counted = few_queries_use(problem.head_dim, problem.head_dim_v, request.scheduled_packing(), false);
-  if (counted != TileUse::kDecode) { readers.of_few_tiles = ctas; }
+  readers.by_schedule = ctas_by_schedule(request, tile, readers.cluster);
   return readers;
 }
 

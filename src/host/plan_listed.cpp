@@ -70,7 +70,9 @@ void choose_splits(PlanRequest const& request, Plan& plan, TileUse prefill) {
   plan.max_splits = plan.fixed_splits ? 0 : bound;
   plan.keys_in_l2 = keys_in_l2(request);
   plan.num_splits = may_split ? (plan.fixed_splits || bound == 0 ? plan.kernels.back().ctas : bound) : 1;
-  char const* const otherwise = plan.cluster_if_alike > 0 || plan.draws_if_whole ? "otherwise " : "";
+  bool const of_few = plan.kernels.back().family == KernelFamily::kDecode;
+  std::string const otherwise = concat(plan.cluster_if_alike > 0 || plan.draws_if_whole ? "otherwise " : "",
+                                       of_few ? "each tile is cut into even parts, or " : "");
   because(plan, "splits",
           !may_split          ? concat("1: ", reason_for_whole_tiles(request, plan, prefill))
           : plan.fixed_splits ? concat("those of few queries with more than ", kFixedSplitKeys,
@@ -82,12 +84,14 @@ void choose_splits(PlanRequest const& request, Plan& plan, TileUse prefill) {
 
 }  // namespace
 
-// More tiles than thread blocks, none of which can be long, and which balance if they are alike.
+// More tiles than thread blocks, none of which can be long, and which balance if they are alike. With batch_invariant
+// none is cut because others are shorter.
 bool whole_tiles_suffice(PlanRequest const& request) {
   TileConfig const tile = request.tile_row(request.decode_use()).tile;
-  return request.tiles_of_few() > request.most_ctas(tile) &&
-         request.blocks_of_tile(tile) * request.bytes_of_block(tile) <= kMostBytesOfShare &&
-         !cutting_pays_if_alike(request, tile, 1);
+  std::int64_t const blocks = request.blocks_of_tile(tile);
+  bool const is_short = request.problem.batch_invariant ? blocks * request.bytes_of_block(tile) <= kMostBytesOfShare
+                                                        : blocks <= kFewBlocksOfTile;
+  return request.tiles_of_few() > request.most_ctas(tile) && is_short && !cutting_pays_if_alike(request, tile, 1);
 }
 
 void choose_workspace(Problem const& problem, Plan& plan) {
@@ -161,13 +165,9 @@ KernelPlan& choose_kernel(PlanRequest const& request, Plan& plan, TileUse use, b
   int const blocks = ceil_div(std::max(problem.seqlen_k, 1), counted.keys) + 1;
   std::int64_t const units = counted.fixed_split > 0 ? fixed_parts(blocks, counted.fixed_split)
                                                      : std::max(blocks, counted.least_units) + counted.ends;
-  // Units of few tiles, whose sequences all have few queries, may be rounded up (FewTiles), also where the call's bound
-  // is more.
-  constexpr int kMostRounding = 3;
-  bool const rounded =
-      decode && problem.ragged && !plan.fixed_splits &&
-      few_queries_use(problem.head_dim, problem.head_dim_v, plan.packed_heads, false) != TileUse::kDecode;
-  kernel.most_units = std::min(kMaxTiles, kernel.most_tiles * units * (rounded ? kMostRounding : 1));
+  // Even parts of tiles (EvenParts) have more units than blocks.
+  bool const may_be_even = decode && problem.ragged && !plan.fixed_splits;
+  kernel.most_units = std::min(kMaxTiles, kernel.most_tiles * units * (may_be_even ? kUnitsOfPart : 1));
   // More units than can be counted are not shared out. With lengths on the device the kernels decide so.
   kernel.may_split = may_split && (problem.ragged || plan.fixed_splits || kernel.most_tiles * units <= kMaxTiles);
   kernel.ctas =
@@ -225,7 +225,7 @@ void add_decode_kernels(PlanRequest const& request, Plan& plan, bool may_split) 
 
 // The kernel for prompts and single queries, where two of them would wait for each other longer than it is slower than
 // they are: nullptr if it is not to be taken. Prompts have all queries but one of each sequence. A bound on parts is
-// for two kernels: that on those of few tiles, whose units may be rounded up (FewTiles), is the decode kernel's.
+// for two kernels: that on even parts (EvenParts) is the decode kernel's.
 TileRow const* mixed_row(PlanRequest const& request) {
   TileRow const* const row = special_row(request, TileUse::kMixed);
   Problem const& problem = request.problem;

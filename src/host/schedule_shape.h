@@ -92,11 +92,11 @@ constexpr TileShape tile_shape(TileConfig const& tile, int packed_heads, bool fi
           decode && !fixed_splits ? kLeastUnitsOfFewQueries : 1, decode || fixed_splits ? 0 : units_of_ends(tile)};
 }
 
-// Whether a kernel that is alone in its call merges parts of its tiles itself. It counts them with the schedule's
-// counter, which only calls with lengths on the device have; the tile of 64 rows has no registers for that, and parts
-// that follow from a tile alone are merged in an order of their own.
+// Whether a kernel that is alone in its call merges parts of its tiles itself. It counts its CTAs in the schedule,
+// which only calls with lengths on the device have; parts that follow from a tile alone are merged in an order of their
+// own.
 constexpr bool may_merge_parts(Problem const& problem, TileConfig const& tile) {
-  return problem.ragged && !problem.batch_invariant && tile.rows <= kMostSomeRows;
+  return problem.ragged && !problem.batch_invariant && family_of(tile) == KernelFamily::kDecode;
 }
 
 inline bool has_prefill(Plan const& plan) { return plan.kernels.front().family == KernelFamily::kPrefill; }

@@ -248,6 +248,7 @@ __device__ __forceinline__ void consume(AttentionParams const& params, typename 
     }
   }
   epilogue.wait_stores();
+  if constexpr (Traits::kMergesJointly) { JointMerge<Traits>(params, shared, thread)(); }
   if constexpr (Traits::kDecode) {
     if (may_share_tiles<Traits>(params)) { merge.finish(); }
   }

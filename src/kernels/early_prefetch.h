@@ -8,6 +8,7 @@
 
 #include "kernels/dependent_launch.h"
 #include "kernels/params.h"
+#include "kernels/schedule.h"
 #include "kernels/schedule_layout.h"
 #include "kernels/sequences.h"
 #include "kernels/tile_geometry.h"
@@ -29,8 +30,11 @@ class EarlyPrefetch {
     Tile const tile = cluster.tile(blockIdx.x);
     int batch = tile.batch;
     if (Traits::kDrawn && cluster.draws()) {
-      int const* const order = where_is(cluster.metadata, schedule_stride(params.sequences.batch), kSequenceAt);
-      batch = clamped(HintLoad::load(order + batch), 0, params.sequences.batch - 1);
+      int const stride = schedule_stride(params.sequences.batch);
+      int const fact = HintLoad::load(where_is(cluster.metadata, stride, kPlacesAndCuts));
+      int const drawn = HintLoad::load(where_is(cluster.metadata, stride, kSequenceAt) + batch);
+      if (cluster.by_schedule && cuts_tiles(params.schedule, fact, kCutsWholeTiles)) { return; }
+      batch = clamped(drawn, 0, params.sequences.batch - 1);
     }
     Sequence const sequence = sequence_at<HintLoad>(params.sequences, batch);
     bool const paged = pages.table != nullptr;

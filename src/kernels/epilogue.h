@@ -134,7 +134,7 @@ struct CollectiveEpilogue {
     }
   }
 
-  // The sink is left to the combine kernel.
+  // The sink is left to who merges the parts.
   template <class Output>
   __device__ __forceinline__ void store_partial(TileWork const& work, ThreadRows const& rows, Softmax const& softmax,
                                                 Output& tOrO) const {

@@ -100,7 +100,8 @@ class GuessedUnitSource {
 
   // Behind the first item, by one lane.
   __device__ __forceinline__ void begun() const {
-    if (arrivals_ != nullptr) { count_cta(arrivals_, call_, source_.counter()); }
+    if (arrivals_ == nullptr) { return; }
+    count_cta(arrivals_, call_, where_is(params_.metadata, params_.stride, kDecodeCounter));
   }
 
  private:
@@ -125,6 +126,9 @@ struct GuessedFact {
   __device__ __forceinline__ explicit GuessedFact(ScheduleParams const& params)
       : where(where_is(params.metadata, params.stride, kPlacesAndCuts)),
         guess(__shfl_sync(0xffffffff, load_hint(where), 0)) {}
+
+  // Behind the wait.
+  __device__ __forceinline__ bool holds() const { return __shfl_sync(0xffffffff, load_hint(where), 0) == guess; }
 };
 
 // Of clusters that a guess may have chosen. The fact is read again together with the lengths of the first item, behind

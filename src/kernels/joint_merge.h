@@ -38,11 +38,16 @@ class JointMerge {
   }
 
  private:
-  static constexpr int kColumns = Traits::kHeadDimV <= 128 ? 4 : 8;  // of a lane
-  static constexpr int kLanes = Traits::kHeadDimV <= 64 ? 16 : 32;   // of a row
-  static constexpr int kRowsOfWarp = 32 / kLanes;                    // at a time
+  // Of 64 rows, twice as many at a time.
+  static constexpr bool kManyRows = Traits::kQueryRows > kMostSomeRows;
+  static constexpr int kColumns = kManyRows || Traits::kHeadDimV > 128 ? 8 : 4;  // of a lane
+  static constexpr int kWidestOfLanes = kColumns * 16;
+  static constexpr int kLanes = Traits::kHeadDimV <= kWidestOfLanes / 2 ? 8  // of a row
+                                : Traits::kHeadDimV <= kWidestOfLanes   ? 16
+                                                                        : 32;
+  static constexpr int kRowsOfWarp = 32 / kLanes;  // at a time
   static constexpr int kRowsAtOnce = cutlass::NumThreadsPerWarpGroup / kLanes;
-  using Parts = PartsOfRow<kLanes, kColumns>;
+  using Parts = PartsOfRow<kLanes, kColumns, kManyRows ? 4 : 16 / kColumns>;
 
   // Behind some 0.2 s a CTA gives up, since with damaged metadata a part may never come.
   static constexpr int kMostPolls = 1 << 18;

@@ -28,9 +28,10 @@ __device__ __forceinline__ void store_columns(Element* to, MergedRow<kColumns> c
 }
 
 // Some parts of a row, as each of kLanes lanes reads them: four columns, and with 8 also those 4 * kLanes further on.
-template <int kLanes, int kColumns>
+// kAtOnce: whose ends and columns a warp waits for together.
+template <int kLanes, int kColumns, int kAtOnce_ = 16 / kColumns>
 struct PartsOfRow {
-  static constexpr int kAtOnce = 16 / kColumns;  // whose ends and columns a warp waits for together
+  static constexpr int kAtOnce = kAtOnce_;
   static_assert(kPartsOfGroup % kAtOnce == 0);
 
   float lses[kAtOnce];

@@ -7,11 +7,11 @@
 //
 // The words that parts are counted in lie in the workspace, which may hold anything before a call. So a count is worth
 // something only with the tag of its call, which follows from a number that the calls of a workspace count up: the CTA
-// that is the last to have read it does so, as the schedule's counter tells, which is 0 between calls. That also says
-// that all have begun. Any first number will do. What calls before have left behind has another tag, and anything else
-// would have to be a tag of 37 bits by chance. But calls of another kind may write what they like over the number, and
-// the same each time, while they leave the words alone: so the last to have seen all parts of a tile takes the counts
-// back, and a number that returns finds none.
+// that is the last to have read it does so, as a counter of the schedule tells, which is 0 between calls. That also
+// says that all have begun. Any first number will do. What calls before have left behind has another tag, and anything
+// else would have to be a tag of 37 bits by chance. But calls of another kind may write what they like over the number,
+// and the same each time, while they leave the words alone: so the last to have seen all parts of a tile takes the
+// counts back, and a number that returns finds none.
 #pragma once
 
 #include <cstdint>
@@ -87,8 +87,8 @@ __device__ __forceinline__ std::uint64_t number_of_call(std::uint64_t const* arr
   return number;
 }
 
-// By one lane of each CTA, which has read `number`: the last one leaves the next. `counter` of the schedule is 0 before
-// and behind.
+// By one lane of each CTA, which has read `number`: the last one leaves the next. `counter`, of the schedule, is 0
+// before and behind; nobody draws from it.
 __device__ __forceinline__ void count_cta(std::uint64_t* arrivals, std::uint64_t number, int* counter) {
   fence_of_device();
   unsigned const last = gridDim.x - 1;

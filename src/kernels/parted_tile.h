@@ -29,7 +29,7 @@ HA_HOST_DEVICE PartedTile tile_of_border(SplitCombineTask const& task, Schedule 
   PartedTile parted;
   Chunks const chunks = schedule.chunks();
   int const border = chunks.begin(chunk + 1);
-  if (chunk + 1 >= chunks.count || border >= schedule.units()) { return parted; }
+  if (chunk + 1 >= chunks.cutting || border >= schedule.units()) { return parted; }
   int const in_group = params.head_groups.quotient(border);
   FoundPlace const found = place_of_unit(schedule, in_group);
   if (!found.holds(in_group)) { return parted; }  // in damaged metadata none may hold it

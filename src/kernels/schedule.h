@@ -107,11 +107,13 @@ HA_HOST_DEVICE constexpr bool cuts_tiles(ScheduleParams const& params, int const
   return cuts_tiles(params, *where_is(metadata, params.stride, kPlacesAndCuts), whole);
 }
 
-// Chunk c of the list of units: [begin(c), begin(c + 1)), for c < count.
+// Chunk c of the list of units: [begin(c), begin(c + 1)), for c < count. Those from `cutting` on have whole tiles
+// alone.
 struct Chunks {
   int units;
   int size;
   int count;
+  int cutting;
 
   HA_HOST_DEVICE constexpr int begin(int chunk) const {
     unsigned const begin = static_cast<unsigned>(chunk) * static_cast<unsigned>(size);
@@ -159,7 +161,10 @@ struct ScheduleNumbers {
   int most_units = 0;  // of a tile as metadata count it
   int longest = 0;     // of a tile as it is; of few queries behind many, with a CTA's share of these
   bool by_units = false;
+  int units_in_front = 0;  // where tiles are in even parts; else 0
   int ctas = 0;
+
+  HA_HOST_DEVICE constexpr bool even_parts() const { return units_in_front > 0; }
 };
 
 // The places that a kernel takes; counts are relative to the first one.
@@ -172,8 +177,12 @@ class Schedule {
       : params_(params), metadata_(metadata), numbers_{.end = params.batch, .ctas = params.ctas} {
     numbers_.most_units = numbers_.longest = params.alike.units;
     if (metadata != nullptr) {
-      int const prefill = min_of(PlacesAndCuts::of(fact(kPlacesAndCuts)).prefill, params.batch);
-      int const most_prefill = params.places == Places::kDecode ? 0 : fact(kMostUnitsPrefill);
+      auto const said = PlacesAndCuts::of(fact(kPlacesAndCuts));
+      int const prefill = min_of(said.prefill, params.batch);
+      bool const even = said.even_parts && prefill == 0 && !params.fixed_splits;
+      if (even) { numbers_.units_in_front = fact(kUnitsInFront); }
+      bool const no_prefill = params.places == Places::kDecode || numbers_.even_parts();
+      int const most_prefill = no_prefill ? 0 : fact(kMostUnitsPrefill);
       int const most_decode = params.places == Places::kPrefill ? 0 : fact(kMostUnitsDecode);
       numbers_.most_units = max_of(most_prefill, most_decode);
       numbers_.longest = max_of(params.resized.units(most_prefill), most_decode);
@@ -193,6 +202,7 @@ class Schedule {
     }
     numbers_.tiles = params.resized.of(tiles_before(numbers_.end), numbers_.end - numbers_.begin);
     numbers_.units = units_before(numbers_.end);
+    numbers_.units_in_front = min_of(numbers_.units_in_front, numbers_.units);
     numbers_.by_units = params.may_split && work_is_cut();
     bool const in_chunks = numbers_.by_units && !params.fixed_splits;
     bool const first_in_chunks = params.share == CardShare::kFirst && in_chunks;
@@ -237,13 +247,21 @@ class Schedule {
   // CTAs that take work.
   HA_HOST_DEVICE constexpr int ctas() const { return numbers_.ctas; }
 
-  // How the units are cut into chunks: one for each CTA, or each unit by itself.
+  // How the units are cut into chunks: one for each CTA, one for each even part, or each unit by itself. Where the cut
+  // tiles have more even parts than the grid has CTAs, several at a time, or as much for each CTA if that is less.
   HA_HOST_DEVICE constexpr Chunks chunks() const {
     int const all = units();
-    if (params_.fixed_splits) { return {all, 1, all}; }
-    int size = max_of(max_of(1, params_.least_units), ceil_div_unsigned(all, numbers_.ctas));
-    if (params_.max_splits >= 2) { size = max_of(size, ceil_div(numbers_.most_units, params_.max_splits - 1)); }
-    return {all, size, ceil_div_unsigned(all, size)};
+    if (params_.fixed_splits) { return {all, 1, all, all}; }
+    int const unit = numbers_.even_parts() ? kUnitsOfPart : 1;
+    int const cut = numbers_.even_parts() ? numbers_.units_in_front * params_.head_groups.divisor : all;
+    int const parts = ceil_div_unsigned(cut, unit * numbers_.ctas);
+    int size = max_of(unit, params_.least_units);
+    size = max_of(size, min_of(unit * parts, ceil_div_unsigned(all, numbers_.ctas)));
+    if (params_.max_splits >= 2) {
+      size = max_of(size, unit * ceil_div(numbers_.most_units, unit * (params_.max_splits - 1)));
+    }
+    int const count = ceil_div_unsigned(all, size);
+    return {all, size, count, min_of(count, numbers_.ctas)};
   }
 
   // A list ends soon whose tiles together take no longer than a few rounds of the longest: a CTA that draws two of
@@ -287,7 +305,7 @@ class Schedule {
     if (params_.fixed_splits) { return true; }
     if (!units_fit()) { return false; }
     if (params_.always_split) { return true; }
-    if (params_.bound_by_memory) { return cuts_tiles(params_, metadata_, kCutsWholeTiles); }
+    if (params_.bound_by_memory || numbers_.even_parts()) { return cuts_tiles(params_, metadata_, kCutsWholeTiles); }
     int const all = max_of(1, tiles());
     // Decode behind prefill begins where whole tiles leave SMs. Before it, decode makes all work longer, of which only
     // the longest tile can end late beside more of decode.

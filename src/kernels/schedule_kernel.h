@@ -47,6 +47,7 @@ struct Shared {
   int class_of_warp[kClassNumbers][kWarps];
   int class_of_cta[kClassNumbers];
   int of_class[kClassNumbers];  // in the first CTA
+  int in_front[kPartSizes];     // PartsOfSize
 };
 
 // The CTAs that make one schedule: one, or a cluster whose shared memory all of them reach.
@@ -81,40 +82,13 @@ __device__ __forceinline__ int inclusive_sum(int value) {
   return value;
 }
 
-// Units of the place of each lane of a warp, the longest first, rounded up to whole chunks. Of chunk sizes the first of
-// a few that leaves no more chunks than CTAs; with sum of units / (CTAs - tiles) there are none too many. A call
-// divides all units by its CTAs to find the size: where that would be a smaller one, the longest tile gets some more
-// chunks.
-__device__ __forceinline__ int units_in_chunks(FewTiles const& few, PlaceWork const& work) {
-  constexpr int kMostUnits = 1 << 29;
-  constexpr int kUnitsOfAnItem = 4;
-  int const of_group = sum_of_warp(work.units);
-  int const tiles = sum_of_warp(work.tiles) * few.head_groups;
-  bool const one_each = __all_sync(kAllLanes, work.tiles <= 1);
-  if (!one_each || tiles == 0 || 2 * tiles > few.ctas || of_group > kMostUnits / few.head_groups) { return work.units; }
-  int size = max_of(few.least_units, ceil_div(2 * of_group * few.head_groups, 2 * few.ctas - tiles));
-  int chunks = 0;  // of the lane's tile
-  int all = 0;
-  for (;; size += 1 + size / 16) {
-    chunks = work.tiles == 0 ? 0 : ceil_div(work.units, size);
-    all = sum_of_warp(chunks) * few.head_groups;
-    if (all <= few.ctas) { break; }
-  }
-  // An item less takes no more time off than so many units.
-  if (size > ceil_div(of_group * few.head_groups, few.ctas) + kUnitsOfAnItem) { return work.units; }
-  int const wanted = size <= few.least_units ? 0 : few.ctas - ceil_div(few.ctas, size) + 1;
-  int const more = all < wanted ? ceil_div(wanted - all, few.head_groups) : 0;
-  bool const fits = all + more * few.head_groups <= few.ctas;
-  return size * (chunks + (threadIdx.x % 32 == 0 && fits ? more : 0));
-}
-
 // By one warp. Four lanes ask whether cutting pays: over whole tiles and over clusters, of decode and of all.
 __device__ __forceinline__ void write_facts(ScheduleKernelParams const& params, int const (&numbers)[kClassNumbers],
                                             int prefill, int* facts) {
   int const lane = static_cast<int>(threadIdx.x % 32);
   bool const of_all = (lane & 2) != 0;
   bool const clusters = (lane & 1) != 0;
-  long long const groups = params.few_tiles.head_groups;
+  long long const groups = params.even_parts.head_groups;
   auto const sum = [&](int i) { return groups * (numbers[i + 1] + (of_all ? numbers[i] : 0)); };
   int const most = max_of(numbers[kMost + 1], of_all ? numbers[kMost] : 0);
   WholeTiles const tiles{sum(kTiles), sum(kBlocks), most};
@@ -131,6 +105,43 @@ __device__ __forceinline__ void write_facts(ScheduleKernelParams const& params, 
   facts[kMostUnitsPrefill] = numbers[kMost];
   facts[kMostUnitsDecode] = numbers[kMost + 1];
   facts[kDecodeCounter] = 0;
+}
+
+// Where tiles are to be cut, whether each by itself into even parts, and how many: units of the places are then those
+// of these. By all threads, of which each has one place.
+__device__ __forceinline__ void cut_evenly(ScheduleKernelParams const& params, Shared& shared, bool writes_facts,
+                                           int* facts) {
+  EvenParts const& even = params.even_parts;
+  int const batch = params.sequences.batch;
+  int const thread = static_cast<int>(threadIdx.x);
+  int const lane = thread % 32;
+  int const warp = thread / 32;
+  long long const groups = even.head_groups;
+  WholeTiles const tiles{groups * shared.of_class[kTiles + 1], groups * shared.of_class[kBlocks + 1],
+                         shared.of_class[kMost + 1]};
+  if (facts[kPlacesAndCuts] == 0 || tiles.units < 1 || tiles.most > kMostEvenUnits) { return; }
+  if (warp < kPartSizes) {
+    PartsOfSize parts{size_of_parts(even, tiles, warp)};
+    for (int place = lane; place < batch; place += 32) { parts.add(shared.work[place].units); }
+    parts = {parts.size, sum_of_warp(parts.all), sum_of_warp(parts.in_front),
+             __reduce_max_sync(kAllLanes, parts.longest_whole)};
+    if (lane == 0) { shared.in_front[warp] = even_parts_pay(even, tiles, parts) ? parts.in_front : 0; }
+  }
+  __syncthreads();
+  unsigned const paying = __ballot_sync(kAllLanes, lane < kPartSizes && shared.in_front[lane % kPartSizes] > 0);
+  if (paying == 0) { return; }
+  int const smallest = __ffs(static_cast<int>(paying)) - 1;
+  if (thread < batch) {
+    int& units = shared.work[thread].units;
+    units = kUnitsOfPart * ceil_div(units, size_of_parts(even, tiles, smallest));
+  }
+  if (writes_facts) {
+    auto said = PlacesAndCuts::of(facts[kPlacesAndCuts]);
+    said.even_parts = true;
+    facts[kPlacesAndCuts] = said.fact();
+    facts[kUnitsInFront] = kUnitsOfPart * shared.in_front[smallest];
+    facts[kMostUnitsDecode] = kUnitsOfPart * ceil_div(tiles.most, size_of_parts(even, tiles, smallest));
+  }
 }
 
 template <int kCtas>
@@ -150,7 +161,8 @@ __device__ __forceinline__ void make_schedule(ScheduleKernelParams const& params
   int* const units = tiles + stride;
   int* const facts = units + stride;
   // Each warp takes a stretch of the sequences, and later of the places, 32 at a time.
-  int const turns = sums_facts ? 0 : ceil_div(batch, threads * kCtas);
+  int const turns_of_all = ceil_div(batch, threads * kCtas);
+  int const turns = sums_facts ? 0 : turns_of_all;
   int const first = (cta * warps + warp) * turns * 32 + lane;
 
   start_dependents();
@@ -283,12 +295,8 @@ __device__ __forceinline__ void make_schedule(ScheduleKernelParams const& params
     }
   }
   Cluster::sync();
-  if (kCtas == 1 && warp == 0 && prefill == 0 && batch <= kMostFewTiles && params.few_tiles.ctas > 0) {
-    PlaceWork const work = lane < batch ? shared.work[lane] : PlaceWork{0, 0};
-    int const units_of_lane = units_in_chunks(params.few_tiles, work);
-    if (lane < batch) { shared.work[lane].units = units_of_lane; }
-    int const most = __reduce_max_sync(kAllLanes, units_of_lane);
-    if (__any_sync(kAllLanes, units_of_lane != work.units) && lane == 0) { facts[kMostUnitsDecode] = most; }
+  if (kCtas == 1 && prefill == 0 && turns_of_all == 1 && params.even_parts.ctas > 0) {
+    cut_evenly(params, shared, sums_facts && lane == 0, facts);
   }
 
   // Sums over the places: of each thread's in its warp, of the warps, of the CTAs.

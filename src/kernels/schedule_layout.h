@@ -5,8 +5,9 @@
 
 namespace hopper_attention {
 
-// Layout of scheduler metadata: a counter of the items that CTAs have drawn (kDecodeCounter is that of the decode
-// kernel, where both run; each call leaves them at 0), then four arrays of `stride` int32.
+// Layout of scheduler metadata: a counter of the items that CTAs have drawn, then four arrays of `stride` int32.
+// kDecodeCounter is that of the decode kernel, where both run; of CTAs that have begun, where one kernel merges parts
+// of its tiles (part_arrivals.h). Each call leaves both at 0.
 enum ScheduleArray : int {
   kSequenceAt,     // sequence at each place
   kTilesUntil,     // tiles of the places up to and with this one
@@ -15,10 +16,10 @@ enum ScheduleArray : int {
 };
 enum ScheduleFact : int {
   kPlacesAndCuts,
-  kMostUnitsPrefill,  // key blocks of the longest tile, in whatever parts, of each class; its units where these are
-                      // rounded
+  kMostUnitsPrefill,  // key blocks of the longest tile, in whatever parts, of each class
   kMostUnitsDecode,
-  kDecodeCounter,
+  kUnitsInFront = kMostUnitsPrefill,  // where tiles are in even parts, and none is of prefill: PartsOfSize
+  kDecodeCounter = kMostUnitsDecode + 1,
   kScheduleFactCount
 };
 
@@ -42,23 +43,31 @@ enum Cuts : int {
   kCutsClusters = 2,    // over clusters that do
 };
 
-// A fact of two: how many places are of prefill, and Cuts, of the places of decode and of all as tiles of few queries.
+// Facts in one: how many places are of prefill; Cuts, of the places of decode and of all as tiles of few queries; and
+// whether these are cut into even parts (EvenParts). The sign is left over.
 struct PlacesAndCuts {
-  static constexpr int kBits = 2;         // of Cuts
-  static constexpr int kPlacesBits = 26;  // 4 bits are left over, the sign among them
+  static constexpr int kBits = 2;  // of Cuts
+  static constexpr int kPlacesBits = 26;
+  static constexpr int kEvenBit = kPlacesBits + 2 * kBits;
 
   int prefill = 0;
   int cuts_decode = 0;
   int cuts_all = 0;
+  bool even_parts = false;
 
   HA_HOST_DEVICE static constexpr PlacesAndCuts of(int fact) {
     constexpr int kCuts = (1 << kBits) - 1;
-    return {fact & ((1 << kPlacesBits) - 1), fact >> kPlacesBits & kCuts, fact >> (kPlacesBits + kBits) & kCuts};
+    return {fact & ((1 << kPlacesBits) - 1), fact >> kPlacesBits & kCuts, fact >> (kPlacesBits + kBits) & kCuts,
+            (fact >> kEvenBit & 1) != 0};
   }
   HA_HOST_DEVICE constexpr int fact() const {
-    return prefill | cuts_decode << kPlacesBits | cuts_all << (kPlacesBits + kBits);
+    return prefill | cuts_decode << kPlacesBits | cuts_all << (kPlacesBits + kBits) | int{even_parts} << kEvenBit;
   }
 };
+
+// Where tiles are in even parts: of each part, and of a tile that is whole. Several, since a kernel whose tiles hold
+// fewer queries than metadata count has some in the place of one.
+inline constexpr int kUnitsOfPart = 4;
 
 // In metadata, or a copy of them.
 template <class Integer>

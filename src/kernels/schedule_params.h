@@ -7,17 +7,6 @@
 
 namespace hopper_attention {
 
-// Where sequences are at most kMostFewTiles, all with few queries, and their tiles, of all head groups, at most half as
-// many as the CTAs of a call, units are rounded up to whole chunks of the call, where that makes a chunk at most four
-// blocks longer. A chunk then lies in one tile; one that ends in the next tile is two items, and its CTA is done last.
-// Tiles are cut in proportion to the blocks that they have nevertheless; whether to cut follows from the sums before.
-struct FewTiles {
-  int ctas = 0;  // 0: units are not rounded
-  int head_groups = 1;
-  int least_units = 1;  // of a chunk
-};
-inline constexpr int kMostFewTiles = 32;  // a lane of a warp for each
-
 // Tiles of few queries, of all head groups: how many, their units together, and those of the longest.
 struct WholeTiles {
   long long tiles = 0;
@@ -28,8 +17,8 @@ struct WholeTiles {
 // Of CTAs, so many that read as fast as all. Those that merge parts of their tile on the way need all others, too.
 HA_HOST_DEVICE constexpr int enough_readers(int ctas, bool folds) { return folds ? ctas : max_of(1, 6 * ctas / 13); }
 
-// Units that take as long as finding and merging parts: where a combine kernel merges them, and where the last CTA of a
-// tile does, in a decode kernel that is alone. Parts that follow from their tile are never left to that one.
+// Units that take as long as finding and merging parts: where a combine kernel merges them, and where the CTAs that
+// leave them do, in a decode kernel that is alone. Parts that follow from their tile are never left to these.
 inline constexpr int kUnitsOfCutting = 14;
 inline constexpr int kUnitsOfCuttingAlone = 10;
 HA_HOST_DEVICE constexpr int units_of_cutting(bool alone, bool fixed_parts) {
@@ -78,12 +67,60 @@ HA_HOST_DEVICE constexpr bool cutting_pays_beside(WholeTiles const& of, long lon
   return (is_long && sooner && 8 * prefill > of.units) || cutting_pays(of, size, readers.ctas, enough, cutting);
 }
 
+// Tiles of few queries that are cut each by itself, into even parts of up to so many units as a CTA has to do, where no
+// sequence has many. A chunk of equal work begins and ends in the middle of a tile, and is two items; where a long tile
+// shifts many short ones, all of these are cut. Parts that are drawn, the longest tiles first, leave short tiles whole.
+// All parts of tiles that are cut are among the first that CTAs take, one each at most: each has a slot of the
+// workspace. Such a part counts as kUnitsOfPart, a whole tile as one part, and tiles are cut in proportion to the
+// blocks that they have. Whether to cut tiles at all is decided before.
+struct EvenParts {
+  int ctas = 0;  // of a call; 0: tiles are never cut so
+  int head_groups = 1;
+  int least_units = 1;  // of a part
+};
+inline constexpr int kPartSizes = 8;             // that are tried, a warp each
+inline constexpr int kMostEvenUnits = 15 << 14;  // of a tile: longer ones are not sorted
+
+// How many parts there are if none has more units than that: of one head group.
+struct PartsOfSize {
+  int size;
+  int all = 0;
+  int in_front =
+      0;  // of tiles that are cut, or stand before such a one, as tiles are sorted to an eighth of their length
+  int longest_whole = 0;  // units of a tile
+
+  HA_HOST_DEVICE constexpr void add(int units) {
+    int const parts = ceil_div(units, size);
+    all += parts;
+    if (8LL * units > 7LL * size) { in_front += parts; }
+    if (parts == 1) { longest_whole = max_of(longest_whole, units); }
+  }
+};
+
+// The size to try as number `i`, the smallest first; `of`: tiles of all head groups.
+HA_HOST_DEVICE constexpr int size_of_parts(EvenParts const& even, WholeTiles const& of, int i) {
+  int const share = static_cast<int>((of.units + even.ctas - 1) / even.ctas);
+  return max_of(even.least_units, share) + i * (1 + share / 64);
+}
+
+// Whether such parts are as good as chunks of equal work. Those that are drawn end as late behind each other as the
+// longest whole tile takes: no longer than merging does, and each CTA has at least two of these.
+HA_HOST_DEVICE constexpr bool even_parts_pay(EvenParts const& even, WholeTiles const& of, PartsOfSize const& parts) {
+  constexpr int kUnitsOfAnItem = 4;  // an item less takes no more time off than so many units
+  long long const groups = even.head_groups;
+  int const share = size_of_parts(even, of, 0);
+  if (parts.in_front == 0 || groups * parts.in_front > even.ctas) { return false; }
+  if (parts.size > share + kUnitsOfAnItem) { return false; }
+  bool const one_each = groups * parts.all <= even.ctas;
+  return one_each || parts.longest_whole <= min_of(share / 2, kUnitsOfCuttingAlone);
+}
+
 struct ScheduleKernelParams {
   SequenceParams sequences;
   MaskParams mask;
   TileShape prefill;
   TileShape decode;
-  FewTiles few_tiles;
+  EvenParts even_parts;
   FewReaders readers;
   int* metadata;  // as schedule.h lays it out
 };

@@ -62,16 +62,15 @@ __device__ __forceinline__ bool publish_few_queries(AttentionParams const& param
       }
       Schedule const made(schedule, metadata);
       if (made.by_units()) {
-        if constexpr (Traits::kMayGuess) {
-          if (!params.signals) { start_dependents(); }
-          return publish_items(GuessedUnitSource(params, copy, made, Traits::kKeys, guesses));
-        } else {
-          return publish_items(UnitSource(params, made, Traits::kKeys));
-        }
+        if (!params.signals) { start_dependents(); }
+        return publish_items(GuessedUnitSource(params, copy, made, Traits::kKeys, Traits::kMayGuess && guesses));
       }
       tiles = drawn_tiles(made, schedule);
     }
-    if (guesses && from != WorkFrom::kClusters) { return false; }
+    if (guesses && from != WorkFrom::kClusters) {
+      start_role<Traits>(params);
+      if (from != WorkFrom::kDrawnTiles || !fact.holds()) { return false; }
+    }
   }
   if (Traits::kInParts && from == WorkFrom::kClusters && cluster.size > 1) {
     start_role<Traits>(params);

@@ -119,15 +119,15 @@ HA_HOST_DEVICE constexpr UnitTile unit_tile(FoundPlace const& found, TilesOfUnit
 }
 
 // The slot of the part of a tile, beginning at `tile_begin`, that lies in `chunk`: a chunk cuts at most two tiles, the
-// one it begins in the middle of and the one it ends in the middle of.
+// one it begins in the middle of and the one it ends in the middle of. None, -1, in damaged metadata alone.
 HA_HOST_DEVICE constexpr int slot_of(Chunks const& chunks, int chunk, int tile_begin) {
-  return 2 * chunk + (chunks.begin(chunk) >= tile_begin ? 0 : 1);
+  return chunk < chunks.cutting ? 2 * chunk + (chunks.begin(chunk) >= tile_begin ? 0 : 1) : -1;
 }
 
 // All parts of the tile whose units of the list are [tile_begin, tile_end).
 HA_HOST_DEVICE constexpr TileParts parts_of_tile(Chunks const& chunks, int tile_begin, int tile_end) {
   int const first = chunks.of(tile_begin);
-  int const last = chunks.of(min_of(tile_end, chunks.units) - 1);
+  int const last = min_of(chunks.of(min_of(tile_end, chunks.units) - 1), chunks.cutting - 1);
   // Every later chunk begins in the tile.
   return {.count = last - first + 1,
           .first_slot = slot_of(chunks, first, tile_begin),

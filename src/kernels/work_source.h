@@ -327,9 +327,6 @@ class UnitSource {
   // Of the list, where the tile of the item that was the last begins.
   HA_HOST_DEVICE int tile_begin(WorkItem const& item) const { return rest_.next - item.last; }
 
-  // Of the schedule.
-  HA_HOST_DEVICE int* counter() const { return schedule_.draws(0).counter; }
-
  private:
   AttentionParams const& params_;
   Schedule schedule_;

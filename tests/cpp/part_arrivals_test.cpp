@@ -48,7 +48,7 @@ TEST_CASE("part arrivals: memory filled with one value is no count of the call t
 }
 
 TEST_CASE("part arrivals: the parts of a tile follow from its units and the chunks") {
-  Chunks const chunks{100, 8, 13};
+  Chunks const chunks{100, 8, 13, 13};
   // Begins in chunk 1 and ends in chunk 4.
   TileParts const parts = ArrivingPart{chunks, 11, 35, 0}.parts();
   REQUIRE(parts.count == 4);
@@ -56,6 +56,10 @@ TEST_CASE("part arrivals: the parts of a tile follow from its units and the chun
   for (int i = 0; i < parts.count; ++i) { CHECK(parts.slot(i) == slots[static_cast<std::size_t>(i)]); }
   CHECK(ArrivingPart{chunks, 16, 17, 0}.parts().count == 1);
   CHECK(ArrivingPart{chunks, 96, 140, 0}.parts().count == 1);  // damaged metadata: past the list
+  Chunks const whole_from_third{100, 8, 13, 3};
+  CHECK(slot_of(whole_from_third, 2, 11) == 4);
+  CHECK(slot_of(whole_from_third, 3, 11) == -1);  // damaged metadata: past the slots
+  CHECK(ArrivingPart{whole_from_third, 11, 35, 0}.parts().count == 2);
 }
 
 TEST_CASE(

@@ -916,7 +916,11 @@ TEST_CASE("plan: few rows take tiles of fewer rows, which keep more SMs busy, wh
       Problem p = chunk(512, bound_q, 512);  // 128 tiles instead of 86
       p.num_splits = splits;
       CHECK(tile_of(p) == "128x128 packed");
-      p.total_q = 560;  // 136 instead of 96
+      p.total_q = 560;  // 136 instead of 96, of which the shortest come behind others: 13.4 us instead of 14.9
+      CHECK(tile_of(p) == "128x128 packed");
+      p = chunk(381, bound_q, 458);  // 192 instead of 128, too short to come behind others: 16.5 us instead of 14.1
+      p.heads_q = 64;
+      p.num_splits = splits;
       CHECK(tile_of(p) == "192x80 packed");
       p = chunk(16384, bound_q, 16384);
       p.num_splits = splits;
@@ -951,8 +955,8 @@ TEST_CASE("plan: few rows take tiles of fewer rows, which keep more SMs busy, wh
   p.heads_q = 32;
   p.heads_k = 4;
   CHECK(tile_of(p) == "128x128 packed");
-  p.total_q = 560;  // more than a round of them, and less of the larger ones
-  CHECK(tile_of(p) == "192x128 packed");
+  p.total_q = 560;  // little more than a round of them: 11.9 us, 14.3 with the larger ones
+  CHECK(tile_of(p) == "128x128 packed");
 }
 
 TEST_CASE("plan: packed sequences that are short in the mean take tiles for them, whatever their bounds are") {
@@ -1172,7 +1176,7 @@ std::vector<Problem> decode_problems() {
   std::vector<Problem> problems;
   for (int const batch : {1, 2, 7, 16, 64, 300}) {
     for (int const seqlen_q : {1, 2, 4, 5, 8, 9, 16, 17, 20}) {
-      for (int const seqlen_k : {0, 1, 100, 300, 5000, 100'000}) {
+      for (int const seqlen_k : {0, 1, 100, 300, 900, 5000, 100'000}) {
         for (int const num_splits : {0, 1, 2, 3, 5, 16, 40}) {
           for (int const head_dim : {64, 96, 128, 256}) {
             Problem p = ragged(seqlen_q, seqlen_k, head_dim, batch);
@@ -1298,8 +1302,8 @@ TEST_CASE("plan: clusters share the tiles of a call with few of them, as far as 
   CHECK(cluster(9, 4096, 0) == 0);        // 72 tiles: some SMs would share their way to memory, and others be done
   CHECK(cluster(17, 8192, 0) == 0);       // 4 behind a full round
   CHECK(cluster(17, 1024, 0) == 1);       // not for so few keys
-  CHECK(cluster(64, 8192, 0) == 1);       // more tiles than blocks, drawn
-  CHECK(cluster(64, 8193, 0) == 0);       // longer than that
+  CHECK(cluster(64, 1024, 0) == 1);       // more tiles than blocks, drawn
+  CHECK(cluster(64, 4096, 0) == 0);       // one of them may be longer than all others together
   CHECK(cluster(64, 200, 0) == 1);        // and short
   CHECK(cluster(1, 10'000'000, 0) == 0);  // one sequence may be too long for a cluster
 }
@@ -1992,7 +1996,7 @@ TEST_CASE("plan: explain tells why a tile is shared by so many blocks, or by non
   CHECK(explains(made(16, 1024, 0), "shared memory: enough SMs read to be nearly as fast as all"));
   CHECK(explains(made(1, 100, 0), "1: more blocks would have no keys"));
   CHECK(explains(made(1, 8192, 1), "1: as asked"));
-  CHECK(explains(made(64, 4096, 0, 32, 8), "1: there are more tiles than blocks"));
+  CHECK(explains(made(64, 1024, 0, 32, 8), "1: there are more tiles than blocks"));
   Problem widest = ragged(1, 100, 256, 4);  // with 64 rows, on so few keys that nothing is cut
   widest.heads_q = 1024;
   widest.heads_k = 16;
@@ -2194,7 +2198,7 @@ TEST_CASE("plan: the next call starts early unless half of its clusters would ha
   CHECK(plan(problem(2, 512, 4096, 32, 8, 128, true), card(132)).starts_early);
 }
 
-TEST_CASE("plan: a decode kernel of up to 32 rows that is alone merges its parts, and has words to count them in") {
+TEST_CASE("plan: a decode kernel that is alone merges its parts, and has words to count them in") {
   auto const lengths_up_to = [](int queries) {
     Problem p = ragged(queries, 1'000'000, 128, 16);
     p.num_splits = 0;
@@ -2216,7 +2220,7 @@ TEST_CASE("plan: a decode kernel of up to 32 rows that is alone merges its parts
 
   CHECK(merges(lengths_up_to(4)));
   CHECK(merges(lengths_up_to(8)));
-  CHECK_FALSE(merges(lengths_up_to(9)));    // 36 rows
+  CHECK(merges(lengths_up_to(9)));          // 36 rows
   CHECK_FALSE(merges(lengths_up_to(512)));  // prefill and decode
   Problem p = lengths_up_to(1);
   p.num_splits = 1;
@@ -2262,8 +2266,8 @@ TEST_CASE("readers_of_few: the blocks of calls that leave clusters to the schedu
             if (made.cluster_if_alike == 0 && !made.draws_if_whole) { continue; }
             CAPTURE(made.explain());
             ++by_schedule;
-            CHECK(made.ctas == readers_of_few(p, card(sms)).of_few_tiles);
-            CHECK(made.ctas == made.readers.of_few_tiles);
+            CHECK(made.ctas == readers_of_few(p, card(sms)).by_schedule);
+            CHECK(made.ctas == made.readers.by_schedule);
             CHECK(made.cluster_if_alike <= made.readers.cluster);
           }
         }
@@ -2273,17 +2277,7 @@ TEST_CASE("readers_of_few: the blocks of calls that leave clusters to the schedu
   CHECK(by_schedule > 300);
   Problem fixed = ragged(1, 131'072, 128, 16);
   fixed.batch_invariant = true;
-  CHECK(readers_of_few(fixed, card(132)).of_few_tiles == 0);
-  // One query fills 24 rows: few for the schedule with head dim 128, many with 64, where calls make no room for
-  // rounding.
-  for (auto const& [head_dim, few] : {std::pair(128, true), {64, false}}) {
-    Problem p = ragged(1, 131'072, head_dim, 16);
-    p.heads_q = 24;
-    p.heads_k = 1;
-    CAPTURE(head_dim);
-    CHECK((few_queries_use(head_dim, head_dim, 24, false) != TileUse::kDecode) == few);
-    CHECK((readers_of_few(p, card(132)).of_few_tiles > 0) == few);
-  }
+  CHECK(readers_of_few(fixed, card(132)).by_schedule == 0);
 }
 
 TEST_CASE("plan: several tiles of few rows do not depend on bounds or an sm_margin, and need no schedule") {

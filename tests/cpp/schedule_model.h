@@ -39,49 +39,38 @@ inline std::vector<ModelPlace> model_places(ScheduleKernelParams const& params) 
   return places;
 }
 
-// Units of few tiles in whole chunks: a size of which there are at most as many as CTAs, and which is what the units
-// divided by CTAs give.
-inline void round_up_units(FewTiles const& few, std::vector<ModelPlace>& places) {
+// Tiles of few queries cut each by itself, if no sequence has many and a size of parts is found: all parts of tiles
+// that are cut are among the first that blocks take, parts are not much longer than a block's share of all, and each
+// block has one part at most, or whole tiles are short. Returns the size, and 0 if tiles are not cut so.
+inline long long size_of_even_parts(EvenParts const& even, std::vector<ModelPlace> const& places) {
   long long units = 0;
-  long long tiles = 0;
+  long long most = 0;
   for (ModelPlace const& place : places) {
-    if (!place.decode || place.work.tiles > 1) { return; }
-    units += static_cast<long long>(place.work.tiles) * place.work.units * few.head_groups;
-    tiles += static_cast<long long>(place.work.tiles) * few.head_groups;
+    if (!place.decode) { return 0; }
+    if (place.work.tiles == 0) { continue; }
+    units += static_cast<long long>(place.work.units) * even.head_groups;
+    most = std::max<long long>(most, place.work.units);
   }
-  if (few.ctas == 0 || places.size() > 32 || tiles == 0 || 2 * tiles > few.ctas || units > 1 << 29) { return; }
-  auto const chunks_of = [](ModelPlace const& place, long long size) {
-    return place.work.tiles == 0 ? 0 : (place.work.units + size - 1) / size;
-  };
-  auto const all = [&](long long size) {
-    long long sum = 0;
-    for (ModelPlace const& place : places) { sum += chunks_of(place, size) * few.head_groups; }
-    return sum;
-  };
-  long long const spare = 2LL * few.ctas - tiles;
-  long long size = std::max<long long>(few.least_units, (2 * units + spare - 1) / spare);
-  while (all(size) > few.ctas) { size += 1 + size / 16; }
-  // What is saved is an item, which takes no longer than four units.
-  if (size > (units + few.ctas - 1) / few.ctas + 4) { return; }
-  long long more = 0;  // chunks of the longest tile
-  auto const too_few = [&](long long chunks) {
-    return size > few.least_units && (chunks * size + few.ctas - 1) / few.ctas < size;
-  };
-  while (too_few(all(size) + more * few.head_groups)) { ++more; }
-  if (all(size) + more * few.head_groups > few.ctas) { more = 0; }
-  for (ModelPlace& place : places) {
-    place.work.units = static_cast<int>(size * (chunks_of(place, size) + (&place == &places.front() ? more : 0)));
+  if (even.ctas == 0 || places.size() > 512 || units == 0 || most > 15 << 14) { return 0; }
+  long long const share = (units + even.ctas - 1) / even.ctas;
+  long long const first = std::max<long long>(even.least_units, share);
+  for (int i = 0; i < 8; ++i) {
+    long long const size = first + i * (1 + share / 64);
+    long long parts = 0;
+    long long in_front = 0;
+    int longest_whole = 0;
+    for (ModelPlace const& place : places) {
+      if (place.work.tiles == 0) { continue; }
+      long long const count = (place.work.units + size - 1) / size;
+      parts += count * even.head_groups;
+      if (count == 1) { longest_whole = std::max(longest_whole, place.work.units); }
+      if (place.work.units > size - size / 8.0) { in_front += count * even.head_groups; }
+    }
+    if (in_front == 0 || in_front > even.ctas) { continue; }
+    if (size > first + 4) { return 0; }
+    if (parts <= even.ctas || (longest_whole <= 10 && longest_whole <= first / 2)) { return size; }
   }
-}
-
-// The longest tile of few queries, of so many blocks, once its units may have been rounded up.
-inline int longest_when_rounded(FewTiles const& few, std::vector<ModelPlace>& places, int blocks) {
-  std::vector<int> before, after;
-  auto const units = [](ModelPlace const& place) { return place.work.units; };
-  std::transform(places.begin(), places.end(), std::back_inserter(before), units);
-  round_up_units(few, places);
-  std::transform(places.begin(), places.end(), std::back_inserter(after), units);
-  return after == before ? blocks : *std::max_element(after.begin(), after.end());
+  return 0;
 }
 
 inline std::vector<int> model_metadata(ScheduleKernelParams const& params) {
@@ -101,7 +90,31 @@ inline std::vector<int> model_metadata(ScheduleKernelParams const& params) {
   }
   of_decode.most = longest[1];
   of_all.most = std::max(longest[0], longest[1]);
-  longest[1] = longest_when_rounded(params.few_tiles, places, longest[1]);
+  long long const groups = params.even_parts.head_groups;
+  auto const cuts = [&](WholeTiles const& of, long long prefill, int cutting) {
+    WholeTiles const of_groups{groups * of.tiles, groups * of.units, of.most};
+    FewReaders const& readers = params.readers;
+    int const longest_part = params.decode.fixed_split;
+    if (longest_part > 0 && of.most <= longest_part) { return 0; }
+    int const enough = enough_readers(readers.ctas, longest_part > 0);
+    auto const pays = [&](int size) {
+      return cutting_pays_beside(of_groups, groups * prefill, size, readers, enough, cutting);
+    };
+    return (pays(1) ? 1 : 0) + (pays(readers.cluster) ? 2 : 0);
+  };
+  bool const fixed_parts = params.decode.fixed_split > 0;
+  int const said = (cuts(of_decode, of_all.units - of_decode.units, units_of_cutting(false, fixed_parts)) << 26) +
+                   (cuts(of_all, 0, units_of_cutting(true, fixed_parts)) << 28);
+  long long const size = said == 0 ? 0 : size_of_even_parts(params.even_parts, places);
+  int in_front = 0;
+  if (size > 0) {
+    for (ModelPlace& place : places) {
+      bool const stands_in_front = place.work.units > size - size / 8.0;
+      place.work.units = static_cast<int>(4 * ((place.work.units + size - 1) / size));
+      if (stands_in_front && place.work.tiles > 0) { in_front += place.work.units; }
+    }
+    longest[1] = static_cast<int>(4 * ((longest[1] + size - 1) / size));
+  }
   auto const stride = static_cast<std::size_t>(schedule_stride(params.sequences.batch));
   std::vector<int> order(stride), tiles_until(stride), units_until(stride), facts(stride);
   int tiles = 0;
@@ -117,24 +130,9 @@ inline std::vector<int> model_metadata(ScheduleKernelParams const& params) {
     tiles_until[i] = tiles;
     units_until[i] = units;
   }
-  facts[kMostUnitsPrefill] = longest[0];
+  facts[kPlacesAndCuts] += said + (size > 0 ? 1 << 30 : 0);
+  facts[kMostUnitsPrefill] = size > 0 ? in_front : longest[0];
   facts[kMostUnitsDecode] = longest[1];
-  long long const groups = params.few_tiles.head_groups;
-  auto const cuts = [&](WholeTiles const& of, long long prefill, int cutting) {
-    WholeTiles const of_groups{groups * of.tiles, groups * of.units, of.most};
-    FewReaders const& readers = params.readers;
-    int const longest_part = params.decode.fixed_split;
-    if (longest_part > 0 && of.most <= longest_part) { return 0; }
-    int const enough = enough_readers(readers.ctas, longest_part > 0);
-    auto const pays = [&](int size) {
-      return cutting_pays_beside(of_groups, groups * prefill, size, readers, enough, cutting);
-    };
-    return (pays(1) ? 1 : 0) + (pays(readers.cluster) ? 2 : 0);
-  };
-  bool const fixed_parts = params.decode.fixed_split > 0;
-  facts[kPlacesAndCuts] +=
-      (cuts(of_decode, of_all.units - of_decode.units, units_of_cutting(false, fixed_parts)) << 26) +
-      (cuts(of_all, 0, units_of_cutting(true, fixed_parts)) << 28);
   std::vector<int> metadata{0};
   for (auto const& part : {order, tiles_until, units_until, facts}) {
     metadata.insert(metadata.end(), part.begin(), part.end());

@@ -115,8 +115,8 @@ ScheduleKernelParams schedule_kernel_of(Call const& call) {
   int const packed = scheduled_packing(problem.heads_q, problem.heads_k);
   TileUse const few = few_queries_use(problem.head_dim, problem.head_dim_v, packed, call.plan.fixed_splits);
   FewReaders const readers = readers_of_few(problem, card(call.sm_count));
-  FewTiles const few_tiles{readers.of_few_tiles, problem.heads_q / packed, kLeastUnits};
-  return {call.sequences, problem.mask, shape(TileUse::kRagged), shape(few), few_tiles, readers, nullptr};
+  EvenParts const even_parts{readers.by_schedule, problem.heads_q / packed, kLeastUnits};
+  return {call.sequences, problem.mask, shape(TileUse::kRagged), shape(few), even_parts, readers, nullptr};
 }
 
 struct Request {
@@ -302,9 +302,9 @@ enum class Turn { kRandom, kLeastLoaded, kLastFirst };
 
 char const* const kTooManyEmpty = "more than two tiles without queries of a sequence and head group";
 
-// Runs all CTAs of a kernel, each as the scheduler warp of attention_kernel.h does, in a random order, as if every unit
-// took the same time, or so that the last CTA ends before another begins; fills `done`. Returns what is wrong; empty if
-// nothing is.
+// Runs all CTAs of a kernel, each as the scheduler warp of attention_kernel.h does, in a random order, as if every
+// unit, or block of keys where tiles are in even parts, took the same time, or so that the last CTA ends before another
+// begins; fills `done`. Returns what is wrong; empty if nothing is.
 template <class MakeSource>
 std::string run_drawing(AttentionParams const& params, KernelPlan const& kernel, Random& random, Turn turn,
                         std::vector<Done>& done, MakeSource make_source) {
@@ -334,6 +334,7 @@ std::string run_drawing(AttentionParams const& params, KernelPlan const& kernel,
   }
   std::map<int*, unsigned> counters;
   bool const by_units = Schedule(params.schedule).by_units();
+  bool const even = Schedule(params.schedule).numbers().even_parts();
   std::map<std::pair<int, int>, int> empty;  // whole resized tiles without queries, of a place and head group
   while (!running.empty()) {
     auto const [key, c] = *running.begin();
@@ -358,7 +359,7 @@ std::string run_drawing(AttentionParams const& params, KernelPlan const& kernel,
     }
     if (item.slot < -1 || item.slot >= kernel.partial_slots) { return "a slot out of bounds"; }
     TileWork const work = tile_work(params, slabs, kernel.tile.keys, item, sequence);
-    running.insert({next_turn(key, c, item.last - item.first), c});
+    running.insert({next_turn(key, c, even ? work.range.blocks() : item.last - item.first), c});
     if (params.schedule.resized.on() && !by_units && work.queries.last < work.queries.first) {
       ++empty[{item.place, item.head}];
       continue;
@@ -879,15 +880,32 @@ Load load_of(int ctas, std::vector<Done> const& done) {
   return load;
 }
 
-// By units all CTAs get the same, but for the last; fixed splits are drawn as CTAs are done.
+// Tiles in even parts: a CTA takes one at most of those that are cut, and has a slot for it.
+std::string even_parts_fault(Schedule const& schedule, Chunks const& chunks, std::vector<Done> const& done) {
+  if (chunks.size % kUnitsOfPart != 0 && chunks.count > schedule.ctas()) { return "chunks that begin inside a part"; }
+  std::map<int, int> cut;  // parts of each CTA
+  for (Done const& d : done) {
+    bool const whole = d.item.last - d.item.first == d.item.units;
+    if (whole != (d.item.slot < 0)) { return "a part without a slot"; }
+    cut[d.cta] += !whole;
+  }
+  for (auto const& [cta, parts] : cut) {
+    if (parts > (chunks.size > kUnitsOfPart ? 2 : 1)) { return "a CTA with several parts of tiles"; }
+  }
+  return chunks.cutting <= schedule.ctas() ? "" : "more chunks cut tiles than there are CTAs";
+}
+
+// By units all CTAs get the same, but for the last; fixed splits and even parts are drawn as CTAs are done.
 std::string share_fault(AttentionParams const& params, KernelPlan const& kernel, Random& random,
                         std::map<TileName, std::vector<Part>> const& tiles) {
   Schedule const schedule(params.schedule);
   Chunks const chunks = schedule.chunks();
   bool const fixed = params.schedule.fixed_splits;
-  if (!fixed && 2 * std::int64_t{chunks.count} > kernel.partial_slots) {
+  bool const even = schedule.numbers().even_parts();
+  if (!fixed && 2 * std::int64_t{chunks.cutting} > kernel.partial_slots) {
     return "more chunks than the plan has slots for";
   }
+  if (!even && chunks.cutting != chunks.count) { return "a chunk without slots"; }
   for (int c = 0; c < chunks.count; ++c) {
     int const begin = chunks.begin(c);
     int const end = chunks.begin(c + 1);
@@ -901,7 +919,13 @@ std::string share_fault(AttentionParams const& params, KernelPlan const& kernel,
   if (load.all != schedule.units()) { return "units are missing"; }
   bool const bounded = params.schedule.max_splits >= 2;
   int const mean = ceil_div(schedule.units(), schedule.ctas());
-  if (!bounded && load.most > std::max(mean, params.schedule.least_units)) { return "a CTA has too much work"; }
+  if (!bounded && !even && load.most > std::max(mean, params.schedule.least_units)) {
+    return "a CTA has too much work";
+  }
+  if (even && params.schedule.share == CardShare::kAll) {
+    std::string const of_parts = even_parts_fault(schedule, chunks, done);
+    if (!of_parts.empty()) { return of_parts; }
+  }
   for (auto const& [name, parts] : tiles) {
     if (bounded && static_cast<int>(parts.size()) > params.schedule.max_splits) { return "too many parts"; }
   }
@@ -1213,7 +1237,8 @@ TEST_CASE("schedule: tiles of fewer rows than metadata count are cut, and every 
 TEST_CASE("chunks: begin where they should up to the largest number of units") {
   constexpr int kMost = 1 << 30;
   for (int const size : {1, 2, 3, 7'654'321, kMost - 1, kMost}) {
-    Chunks const chunks{kMost, size, ceil_div_unsigned(kMost, size)};
+    int const count = ceil_div_unsigned(kMost, size);
+    Chunks const chunks{kMost, size, count, count};
     CAPTURE(size);
     CHECK(chunks.begin(0) == 0);
     CHECK(chunks.begin(chunks.count) == kMost);
@@ -1675,17 +1700,20 @@ TEST_CASE("schedule: with batch_invariant, clusters take the parts of few tiles,
 }
 
 TEST_CASE(
-    "schedule: of few tiles no CTA has much more than its share, few have pieces of two, and pieces of a tile are "
-    "equal") {
+    "schedule: in even parts no CTA has much more than its share, or one tile more, and few have other schedules") {
   constexpr int kMostAboveShare = 4;  // blocks, as long as an item takes
   Random random(23);
-  int by_units = 0;
-  int with_two = 0;
-  int near_share = 0;
-  for (int i = 0; i < 600; ++i) {
+  int one_each = 0;
+  int drawn = 0;
+  int few_tiles = 0;
+  int even_of_few = 0;
+  for (int i = 0; i < 900; ++i) {
     Request r;
-    for (int b = pick(random, 1, 24); b > 0; --b) {
-      int const keys = pick(random, 0, 3) == 0 ? pick(random, 0, 60'000) : pick(random, 0, 4'000);
+    bool const one_long = i % 3 == 0;
+    int const batch = one_long ? pick(random, 20, 400) : pick(random, 1, 24);
+    for (int b = 0; b < batch; ++b) {
+      int const most = b == 0 || (!one_long && pick(random, 0, 3) == 0) ? 60'000 : one_long ? 800 : 4'000;
+      int const keys = pick(random, 0, most);
       r.lengths.push_back({pick(random, 0, 9) == 0 ? 0 : 1, keys, keys});
     }
     std::tie(r.heads_q, r.heads_k) = one_of<std::pair<int, int>>(random, {{1, 1}, {8, 1}, {16, 2}, {32, 8}, {16, 4}});
@@ -1701,44 +1729,62 @@ TEST_CASE(
     KernelPlan const& kernel = call.plan.kernels.front();
     AttentionParams const params = params_of(call, kernel);
     Schedule const schedule(params.schedule);
-    if (call.plan.cluster > 0 || work_of(params) != WorkFrom::kSchedule || 2 * schedule.tiles() > schedule.ctas()) {
-      continue;
-    }
-    ++by_units;
+    if (call.plan.cluster > 0 || work_of(params) != WorkFrom::kSchedule) { continue; }
+    EvenParts const made_for = schedule_kernel_of(call).even_parts;
+    bool const even = schedule.numbers().even_parts();
+    few_tiles += 2 * schedule.tiles() <= made_for.ctas;
+    even_of_few += even && 2 * schedule.tiles() <= made_for.ctas;
+    if (!even || made_for.ctas != schedule.ctas()) { continue; }  // another grid takes several parts at a time
     std::vector<Done> done;
     REQUIRE(run_kernel(params, kernel, random, Turn::kLeastLoaded, done) == "");
     std::map<int, int> items;
     std::map<int, int> blocks;
-    int all = 0;
+    std::map<TileName, int> units;
+    int longest_whole = 0;
     for (Done const& d : done) {
       ++items[d.cta];
       blocks[d.cta] += d.work.range.blocks();
-      all += d.work.range.blocks();
+      units[{d.item.place, d.item.head, d.item.m}] += d.work.range.blocks();
+      if (d.item.slot < 0) { longest_whole = std::max(longest_whole, d.work.range.blocks()); }
     }
     int longest = 0;
     for (auto const& [cta, count] : blocks) { longest = std::max(longest, count); }
-    int const share = ceil_div(all, schedule.ctas());
-    bool const two = std::any_of(items.begin(), items.end(), [](auto const& cta) { return cta.second > 1; });
-    with_two += two;
-    near_share += two && longest <= share + 1;
-    if (two) { continue; }
-    CHECK(longest <= std::max(share + kMostAboveShare, kLeastUnits));
+    int all = 0;  // a tile of few blocks takes as long as some more
+    for (auto const& [name, count] : units) { all += std::max(count, kLeastUnitsOfFewQueries); }
+    int const share = ceil_div(all, made_for.ctas);
+    bool const several = std::any_of(items.begin(), items.end(), [](auto const& cta) { return cta.second > 1; });
+    ++(several ? drawn : one_each);
+    CHECK(longest <= std::max({share + kMostAboveShare + (several ? longest_whole : 0), kLeastUnits}));
     for (auto const& [name, parts] : parts_of_tiles(params, done)) {
       auto const [least, most] = std::minmax_element(
           parts.begin(), parts.end(), [](Part const& a, Part const& b) { return a.end - a.begin < b.end - b.begin; });
       CHECK(most->end - most->begin <= least->end - least->begin + 1);
     }
+    // Where each CTA has one part, a grid of some fewer does not take two parts at a time.
+    for (int const fewer : {1, 8}) {
+      if (several) { break; }
+      AttentionParams of_fewer = params;
+      KernelPlan smaller = kernel;
+      smaller.ctas = of_fewer.schedule.ctas = kernel.ctas - fewer;
+      done.clear();
+      REQUIRE(run_kernel(of_fewer, smaller, random, Turn::kLeastLoaded, done) == "");
+      blocks.clear();
+      for (Done const& d : done) { blocks[d.cta] += d.work.range.blocks(); }
+      for (auto const& [cta, count] : blocks) {
+        CHECK(count <= std::max(3 * longest / 2 + 3, longest + longest_whole));  // or draws a tile behind its part
+      }
+    }
   }
-  CHECK(by_units > 150);
-  // Two where whole chunks would be too long: then shares are even. Few others, whose longest tile cannot get more
-  // chunks, so that a call's are smaller than those of the schedule.
-  CHECK(5 * with_two <= 2 * by_units);
-  CHECK(20 * (with_two - near_share) <= by_units);
+  CHECK(one_each > 100);
+  CHECK(drawn > 50);
+  // Of others parts would be too long, so that these are cut into chunks of equal work.
+  CHECK(few_tiles > 150);
+  CHECK(5 * even_of_few >= 3 * few_tiles);
 }
 
-TEST_CASE("schedule: rounded units fit the bounds of calls that may have more rows than their sequences") {
+TEST_CASE("schedule: even parts fit the bounds of calls that may have more rows than their sequences") {
   Random random(24);
-  int rounded = 0;
+  int even = 0;
   for (int i = 0; i < 300; ++i) {
     Request r;
     for (int b = pick(random, 1, 6); b > 0; --b) {
@@ -1757,16 +1803,16 @@ TEST_CASE("schedule: rounded units fit the bounds of calls that may have more ro
     ScheduleParams const params = schedule_of(call, call.plan.kernels.front());
     int const batch = call.problem.batch;
     int const* const units_until = call.metadata.data() + 1 + kUnitsUntil * schedule_stride(batch);
-    ++rounded;
+    even += Schedule(params).numbers().even_parts();
     CHECK(units_until[batch - 1] <= params.most_units);
     CHECK(Schedule(params).units() == units_until[batch - 1] * params.head_groups.divisor);
   }
-  CHECK(rounded > 50);
+  CHECK(even > 50);
 }
 
-TEST_CASE("schedule: a bound on parts holds for rounded units, also in a kernel for many queries") {
+TEST_CASE("schedule: a bound on parts holds for even ones, also in a kernel for many queries") {
   Random random(31);
-  int rounded = 0;
+  int even = 0;
   for (int i = 0; i < 300; ++i) {
     Request r;
     for (int b = pick(random, 1, 12); b > 0; --b) { r.lengths.push_back({1, pick(random, 2'000, 60'000), 60'000}); }
@@ -1788,8 +1834,7 @@ TEST_CASE("schedule: a bound on parts holds for rounded units, also in a kernel 
       }
       Schedule const made(params);
       if (!made.by_units()) { continue; }
-      int const blocks = ceil_div(r.lengths[static_cast<std::size_t>(made.sequence(0))].k, 128);
-      rounded += made.units_of(0) > blocks;
+      even += made.numbers().even_parts();
       for (int place = 0; place < params.batch; ++place) {
         int const units = made.units_of(place);
         int const begin = made.units_before(place) * params.head_groups.divisor;
@@ -1800,7 +1845,7 @@ TEST_CASE("schedule: a bound on parts holds for rounded units, also in a kernel 
       }
     }
   }
-  CHECK(rounded > 50);
+  CHECK(even > 50);
 }
 
 TEST_CASE("clusters: they suffice where no sequence is much longer than the others") {
@@ -2780,13 +2825,18 @@ TEST_CASE("cutting_pays: CTAs that merge parts on the way must be nearly all") {
   CHECK(!cutting_pays({256, 4 * 2100, 64}, 1, 132, enough));
 }
 
-TEST_CASE("PlacesAndCuts: both facts of the metadata's word come back, whatever else is in it") {
+TEST_CASE("PlacesAndCuts: all facts of the metadata's word come back, whatever else is in it, and leave out the sign") {
   for (int const places : {0, 1, 77, (1 << 26) - 1}) {
     for (int const cuts : {0, 1, 2, 3}) {
-      auto const found = PlacesAndCuts::of(PlacesAndCuts{places, cuts, 3 - cuts}.fact());
-      CHECK(found.prefill == places);
-      CHECK(found.cuts_decode == cuts);
-      CHECK(found.cuts_all == 3 - cuts);
+      for (bool const even : {false, true}) {
+        int const fact = PlacesAndCuts{places, cuts, 3 - cuts, even}.fact();
+        auto const found = PlacesAndCuts::of(fact);
+        CHECK(fact >= 0);
+        CHECK(found.prefill == places);
+        CHECK(found.cuts_decode == cuts);
+        CHECK(found.cuts_all == 3 - cuts);
+        CHECK(found.even_parts == even);
+      }
     }
   }
   CHECK(PlacesAndCuts::of(-1).prefill == (1 << 26) - 1);  // damaged: readers take no more places than there are

@@ -149,78 +149,80 @@ def work_of(q_lengths: Any, k_lengths: Any, mask: Mask, shapes: Shapes) -> Work:
     return Work(decode, *(np.where(decode, a, b) for a, b in zip(of_few, of_many, strict=True)))
 
 
-MOST_FEW_TILES = 32
-LEAST_UNITS = 2  # of a chunk
+MOST_EVEN_PLACES = 512  # of a schedule that one thread block makes
+MOST_EVEN_UNITS = 15 * 2**14  # of a tile
+LEAST_UNITS = 2  # of a part
 UNITS_OF_AN_ITEM = 4  # as long as one item more takes
+UNITS_OF_CUTTING = 10  # as long as merging takes
+UNITS_OF_PART = 4  # that metadata count for each even part
+SIZES = 8  # of parts, which are tried
+EVEN_BIT = PLACES_BITS + 4  # of the first fact
 
 
 @dataclass(frozen=True)
 class Call:
-    """Of few queries, which shares units out in chunks of one size: its thread blocks and groups of heads."""
+    """Of few queries, for which a schedule cuts tiles: its thread blocks and groups of heads."""
 
     blocks: int = 0
     head_groups: int = 1
 
-    def chunk(self, units: int) -> int:
-        """Units of a chunk, of so many in all head groups."""
-        return max(LEAST_UNITS, -(-units // self.blocks))
 
+def size_of_even_parts(work: Work, call: Call) -> int:
+    """The most units of a part where tiles are cut each by itself; 0 where they are not.
 
-def in_whole_chunks(work: Work, call: Call) -> np.ndarray:
-    """Units of each sequence; of few tiles, all of few queries, rounded up so that no chunk of the call lies in two of
-    them, with no more chunks than blocks, unless that makes chunks much longer.
+    Parts are not much longer than equal shares of all. Blocks take those of cut tiles first, one each at most. Then
+    there is nothing else, or tiles that stay whole are short.
     """
-    tiles = int(work.tiles.sum()) * call.head_groups
     plain = work.sums()
     units = int(plain.sum()) * call.head_groups
-    few = len(work.tiles) <= MOST_FEW_TILES and bool(work.decode.all()) and max(work.tiles, default=0) <= 1
-    if not few or tiles == 0 or 2 * tiles > call.blocks or units > 2**29:
-        return plain
-    size = max(LEAST_UNITS, -(-2 * units // (2 * call.blocks - tiles)))
-    while (-(-plain // size)).sum() * call.head_groups > call.blocks:
-        size += 1 + size // 16
-    if size > -(-units // call.blocks) + UNITS_OF_AN_ITEM:
-        return plain
-    chunks = -(-plain // size)
-    longest = work.order()[0]
-    more = 0  # that make the call's chunks as large
-    while call.chunk(size * (int(chunks.sum()) + more) * call.head_groups) < size:
-        more += 1
-    if (chunks.sum() + more) * call.head_groups <= call.blocks:
-        chunks[longest] += more
-    return size * chunks
+    if call.blocks == 0 or len(plain) > MOST_EVEN_PLACES or not work.decode.all() or units == 0:
+        return 0
+    if plain.max() > MOST_EVEN_UNITS:
+        return 0
+    share = -(-units // call.blocks)
+    least = max(LEAST_UNITS, share)
+    for size in (least + i * (1 + share // 64) for i in range(SIZES)):
+        counts = -(-plain // size)
+        in_front = int(counts[8 * plain > 7 * size].sum()) * call.head_groups
+        if not 0 < in_front <= call.blocks:
+            continue
+        parts = int(counts.sum()) * call.head_groups
+        longest_whole = int(plain[counts == 1].max(initial=0))
+        fits = parts <= call.blocks or longest_whole <= min(UNITS_OF_CUTTING, least // 2)
+        if fits and size <= least + UNITS_OF_AN_ITEM:
+            return size
+    return 0
 
 
-def metadata(work: Work, call: Call = Call()) -> np.ndarray:
-    """(1 + 4 * stride,) int32: the counter at 0, then ARRAYS. Whether it pays to cut tiles, in the upper bits of the first
-    fact, is left at 0: see `decisions`.
+def metadata(work: Work, call: Call = Call(), cuts: int = 0) -> np.ndarray:
+    """(1 + 4 * stride,) int32: the counter at 0, then ARRAYS. cuts: whether it pays to cut tiles, the upper bits of the
+    first fact, a choice: see `decisions`.
     """
-    size = len(work.tiles)
-    stride = -(-size // 4) * 4
+    count = len(work.tiles)
+    stride = -(-count // 4) * 4
     order = work.order()
     found = np.zeros((4, stride), dtype=np.int64)
-    found[0, :size] = order
-    rounded = in_whole_chunks(work, call)
-    for row, numbers in ((1, work.tiles), (2, rounded)):
-        found[row, :size] = np.cumsum(numbers[order])
-        found[row, size:] = numbers.sum()
-    found[3, 0] = np.sum(~work.decode)
+    found[0, :count] = order
+    units = plain = work.sums()
+    size = size_of_even_parts(work, call) if cuts else 0
+    if size > 0:
+        units = UNITS_OF_PART * -(-plain // size)
+    for row, numbers in ((1, work.tiles), (2, units)):
+        found[row, :count] = np.cumsum(numbers[order])
+        found[row, count:] = numbers.sum()
+    found[3, 0] = np.sum(~work.decode) + cuts
     for place, chosen in ((1, ~work.decode), (2, work.decode)):  # blocks of the longest tile
         found[3, place] = max(work.blocks[chosen & (work.tiles > 0)], default=0)
-    if np.any(rounded != work.sums()):  # its units
-        found[3, 2] = max(rounded)
+    if size > 0:
+        found[3, :3] += 1 << EVEN_BIT, units[8 * plain > 7 * size].sum(), max(units) - found[3, 2]
     assert found.max(initial=0) < 2**31, "more units than metadata can count"
     return np.concatenate([[0], found.ravel()]).astype(np.int32)
 
 
-def decisions(found: np.ndarray) -> np.ndarray:
-    """What metadata say of whether it pays to cut tiles, four bits: a choice, which the C++ tests know. The same layout, 0
-    elsewhere.
-    """
-    said = np.zeros_like(found)
+def decisions(found: np.ndarray) -> int:
+    """What metadata say of whether it pays to cut tiles, four bits of the first fact: a choice, which the C++ tests know."""
     stride = (len(found) - 1) // len(ARRAYS)
-    said[1 + 3 * stride : 2 + 3 * stride] = found[1 + 3 * stride : 2 + 3 * stride] & 0b1111 << PLACES_BITS
-    return said
+    return int(found[1 + 3 * stride]) & 0b1111 << PLACES_BITS if stride else 0
 
 
 @dataclass(frozen=True)
@@ -272,11 +274,10 @@ def plan_of(dims: tuple[int, int], heads: tuple[int, int], **bounds: Any) -> tup
 
 
 def call_of(batch: int, head_dim: int, head_dim_v: int, heads_q: int, heads_k: int) -> Call:
-    """Blocks as the plan of a call of one query each says whose lengths may be long; none where 64 rows share a tile."""
+    """Blocks as the plan of a call of one query each says whose lengths may be long."""
     bounds = {"batch": batch, "max_seqlen_q": 1, "max_seqlen_k": 1 << 20, "total_q": batch, "num_splits": 0}
     plan, packed = plan_of((head_dim, head_dim_v), (heads_q, heads_k), **bounds)
-    few_rows = any(re.search(r"^tile: .*decode (16|32) rows", reason) for reason in plan.reasons)
-    return Call(plan.ctas if few_rows else 0, heads_q // packed)
+    return Call(plan.ctas, heads_q // packed)
 
 
 # What starting and ending a tile of many queries takes, in blocks, by its rows and keys: as its costs say, no result.

@@ -289,7 +289,8 @@ def test_nothing_is_said_of_metadata_of_the_model_and_something_of_those_for_oth
         keys = random.integers(0, 2000, size)
         made = [schedule_model.work_of(q, keys, schedule_model.Mask(right=0), shapes) for q in queries]
         call = schedule_model.call_of(size, 128, 128, 8, 2)
-        right, other = (schedule_model.metadata(work, call) for work in made)
+        cuts = int(random.integers(0, 16)) << schedule_model.PLACES_BITS
+        right, other = (schedule_model.metadata(work, call, cuts) for work in made)
         starts = np.concatenate(([0], np.cumsum(queries[0]))).astype(np.int32)
         given = {
             "q": shaped(int(starts[-1]), 8, 128),

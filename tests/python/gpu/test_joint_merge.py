@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 
 from gpu import batches, support  # noqa: E402
 from gpu.batches import Batch, attend, judge_all, judged_results, main_dims, make, require_same  # noqa: E402
+from gpu.fixed_splits import plan_of  # noqa: E402
 from gpu.support import MAIN  # noqa: E402
 from gpu.test_clusters import FEW, LAYOUTS, MASKS, batch_of  # noqa: E402
 from gpu.test_grid import name_of, on  # noqa: E402
@@ -23,9 +24,10 @@ CUT = {
     "one tile in many parts": (40_000, 100, 700, 0),
     "two tiles in many parts": (30_000, 64, 25_000, 65),
     "parts without keys": (20_000, *([1] * 30)),
+    "one tile in parts, then many whole ones": (20_000, *([500] * 150)),
 }
 ROOM = 200_000
-ROWS = (*FEW, "20 rows", "32 rows")  # in kernels for 16 and for 32
+ROWS = (*FEW, "20 rows", "32 rows", "48 rows", "64 rows")  # in kernels for 16, for 32 and for 64
 WORKSPACE = 64 << 20
 
 
@@ -48,6 +50,26 @@ def cut_cases(kernel) -> Iterator[Batch]:
 @pytest.mark.parametrize("kernel", MAIN, ids=name_of)
 def test_parts_that_their_blocks_merge(kernel):
     judge_all(cut_cases(kernel))
+
+
+@pytest.mark.parametrize("lengths", CUT)
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_one_query_each_where_there_may_be_64_rows(head_dim, lengths):
+    """Metadata count sequences of few rows, and may cut their tiles each by itself, in a kernel whose tile has 64."""
+    keys = CUT[lengths]
+    dims = {"head_dim": head_dim, "head_dim_v": head_dim}
+    judge_all(
+        main_dims(batch_of(lengths, "64 rows", layout, q_lengths=(1,) * len(keys), k_lengths=keys, room_k=ROOM, slack=7,
+                           causal=True, metadata=metadata, seed=5, **dims))
+        for layout in ("pages of 1", "pages of 64, interleaved")
+        for metadata in (False, True)
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_no_kernel_follows(rows):
+    case = main_dims(cut_batch("few parts", rows, "pages of 16"))
+    assert "by the blocks that leave parts of a tile" in plan_of(case).explain()
 
 
 @pytest.mark.parametrize("kernel", MAIN, ids=name_of)
@@ -104,7 +126,7 @@ def test_a_workspace_may_hold_anything(lengths, in_graph):
         require_same(case, f"workspace: {name}", results, expected)
 
 
-@pytest.mark.parametrize("rows", ["8 rows", "32 rows"])
+@pytest.mark.parametrize("rows", ["8 rows", "32 rows", "64 rows"])
 @pytest.mark.parametrize("lengths", ["one tile in many parts", "two tiles in many parts", "parts without keys"])
 def test_a_number_of_the_call_that_comes_back(lengths, rows):
     """Calls of other kinds may write the same over it each time and leave the counts as they are: both calls are then
@@ -126,7 +148,7 @@ def test_a_number_of_the_call_that_comes_back(lengths, rows):
 def test_calls_of_different_lengths_share_a_workspace():
     """Tiles count in the words of other tiles, and those of a call that has many come behind one that has few."""
     cases = [main_dims(cut_batch(lengths, rows, "pages of 16", causal=True, poison="zero"))
-             for lengths, rows in itertools.product(CUT, ("1 row", "16 rows", "32 rows"))]  # fmt: skip
+             for lengths, rows in itertools.product(CUT, ("1 row", "16 rows", "32 rows", "64 rows"))]  # fmt: skip
     calls = [make(case) for case in cases]
     expected = [judged_results(made) for made in calls]
     workspace = torch.full((WORKSPACE,), 0xFF, dtype=torch.uint8, device=support.DEVICE)
@@ -136,20 +158,32 @@ def test_calls_of_different_lengths_share_a_workspace():
         require_same(cases[i], "after calls of other lengths", found, expected[i])
 
 
-def test_calls_behind_one_with_damaged_metadata():
+@pytest.mark.parametrize("lengths", ["few parts", "one tile in parts, then many whole ones"])
+def test_calls_behind_one_with_damaged_metadata(lengths):
     """Its parts are not all counted, or more than there are: the next call has a number of its own."""
-    case = main_dims(cut_batch("few parts", "4 rows", "pages of 16", causal=True, poison="zero", metadata=True))
+    case = main_dims(cut_batch(lengths, "4 rows", "pages of 16", causal=True, poison="zero", metadata=True))
     made = make(case)
     expected = judged_results(made)
     workspace = torch.zeros(WORKSPACE, dtype=torch.uint8, device=support.DEVICE)
     metadata = batches.schedule(made)
-    for word in range(1, metadata.numel()):
+    before = metadata.clone()
+    words = metadata.numel()
+    facts = words - (words - 1) // 4
+    counter = (
+        facts + 3
+    )  # of blocks that have begun: behind one that is wrong, some count with the number of the next call
+    damages = [(word, 1 + word % 3) for word in range(1, words, max(1, words // 40)) if word != counter]
+    damages += [(facts, 1 << bit) for bit in range(26, 31)]
+    damages += [(facts + i, by) for i in (1, 2) for by in (1, -5, 2**31 - 1)]
+    for word, by in damages:
         damaged = metadata.clone()
-        damaged[word] += 1 + word % 3
+        damaged[word] = (
+            (int(damaged[word]) ^ by) if word == facts else max(-(2**31), min(2**31 - 1, int(damaged[word]) + by))
+        )
         attend(made, batches.new_results(made), workspace=workspace, scheduler_metadata=damaged)
         found = attend(made, batches.new_results(made), workspace=workspace, scheduler_metadata=metadata)
         require_same(case, f"after word {word} was damaged", found, expected)
-    assert not metadata[0], "the counter of the schedule is 0 between calls"
+    assert torch.equal(metadata, before), "the counters of the schedule are 0 between calls"
 
 
 def test_calls_on_several_streams_at_once():
@@ -157,7 +191,7 @@ def test_calls_on_several_streams_at_once():
     that all grids have some blocks that run and some that do not. Blocks that wait in vain leave poison, after 0.2 s.
     """
     cases = [main_dims(cut_batch(lengths, rows, "pages of 16", causal=True, poison="zero"))
-             for lengths, rows in itertools.product(CUT, ("1 row", "32 rows"))]  # fmt: skip
+             for lengths, rows in itertools.product(CUT, ("1 row", "64 rows"))]  # fmt: skip
     calls = [make(case) for case in cases]
     expected = [judged_results(made) for made in calls]
     workspaces = [torch.zeros(WORKSPACE, dtype=torch.uint8, device=support.DEVICE) for _ in calls]
