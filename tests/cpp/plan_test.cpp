@@ -2222,7 +2222,16 @@ TEST_CASE("plan: a decode kernel that is alone merges its parts, and has words t
   CHECK(merges(lengths_up_to(8)));
   CHECK(merges(lengths_up_to(9)));          // 36 rows
   CHECK_FALSE(merges(lengths_up_to(512)));  // prefill and decode
-  Problem p = lengths_up_to(1);
+  Problem p = lengths_up_to(9);
+  p.heads_q = 4;
+  p.heads_k = 1;
+  p.batch = 5;
+  CHECK(merges(p));
+  p.batch = 3;
+  CHECK_FALSE(merges(p));  // tiles of 36 rows in some 40 parts each
+  p.seqlen_q = 8;
+  CHECK(merges(p));
+  p = lengths_up_to(1);
   p.num_splits = 1;
   CHECK_FALSE(merges(p));  // nothing is cut
   p = lengths_up_to(1);
