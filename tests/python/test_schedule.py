@@ -185,13 +185,16 @@ def test_random_steps_of_the_gpu_test_are_countable_and_varied():
         for number in range(on_gpu.STEPS if size <= 4096 else 3):
             step = on_gpu.random_step(size, number)
             stride = -(-size // 4) * 4
-            order, _, _, facts = on_gpu.of_model(step)[1:].reshape(4, stride)
+            cuts = 1 << schedule_model.PLACES_BITS
+            order, _, _, facts = on_gpu.of_model(step, cuts)[1:].reshape(4, stride)
+            prefill = facts[0] % cuts
             seen |= {("invariant", step.batch_invariant), ("leftpad", step.leftpad is not None), type(step.new)}
-            seen |= {step.dims, step.heads, ("prefill", facts[0] > 0), ("decode", facts[0] < size)}
+            seen |= {step.dims, step.heads, ("prefill", prefill > 0), ("decode", prefill < size)}
+            seen.add(("even", bool(facts[0] >> schedule_model.EVEN_BIT)))
             seen |= {("keys", min(2, int(k))) for k in step.k_lengths()[:50]}
             if step.batch_invariant:
                 seen.add(("cut", facts[2] > 1))
-    flags = {(name, x) for name in ("invariant", "leftpad", "prefill", "decode", "cut") for x in (False, True)}
+    flags = {(name, x) for name in ("invariant", "leftpad", "prefill", "decode", "cut", "even") for x in (False, True)}
     assert seen == flags | {int, tuple, *on_gpu.DIMS, *on_gpu.HEADS, ("keys", 0), ("keys", 1), ("keys", 2)}
 
 
@@ -200,7 +203,7 @@ def test_a_difference_is_named():
     from gpu import test_schedule as on_gpu
 
     step = on_gpu.random_step(5, 0)
-    right = on_gpu.of_model(step)
+    right = on_gpu.of_model(step, 0)
     wrong = right.copy()
     wrong[1 + 8 + 3] += 1
     assert on_gpu.difference(step, right, right) == ""
