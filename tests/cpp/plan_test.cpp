@@ -1481,6 +1481,43 @@ TEST_CASE("plan: few prompts beside sequences of few queries have a kernel for e
   CHECK(plan(p, card(132)).makes_schedule);
   CHECK_FALSE(has_classes(step(550, 41, 8, 4096)));
 
+  // One kernel for both: by the schedule that metadata hold, where a cluster may be late with the longest tile, and of
+  // whole tiles, where these are done before a second kernel would begin. No bound on queries decides.
+  auto const by_schedule = [](Problem const& problem) {
+    Plan const by_it = plan(problem, card(132));
+    return by_it.listed && !by_it.makes_schedule && takes_schedule(by_it, by_it.kernels.front());
+  };
+  auto const without_metadata = [](Problem problem) {
+    problem.has_metadata = false;
+    return problem;
+  };
+  for (Problem const& late : {step(140, 33, 1, 16000), step(140, 12, 2, 16000), step(140, 18, 1, 25000)}) {
+    CHECK_FALSE(has_classes(late));
+    CHECK(has_classes(without_metadata(late)));
+    for (int const bound : {60, 140, 9000}) {  // of queries
+      Problem other = late;
+      other.seqlen_q = bound;
+      CHECK(by_schedule(other));
+    }
+  }
+  CHECK(has_classes(step(140, 12, 2, 8000)));  // four blocks share a tile of 8k keys
+  for (bool const metadata : {false, true}) {
+    Problem short_tiles = step(206, 33, 4, 700);
+    short_tiles.has_metadata = metadata;
+    CHECK_FALSE(has_classes(short_tiles));
+    short_tiles.seqlen_q = 9000;
+    CHECK(plan(short_tiles, card(132)).kernels.size() == 1);
+    CHECK_FALSE(plan(short_tiles, card(132)).listed);
+  }
+  CHECK(has_classes(step(206, 33, 4, 900)));  // tiles of eight blocks instead of six
+  CHECK(has_classes(step(57, 41, 1, 8192)));  // one kernel shares what tiles of both classes there are
+  Problem two_on_an_sm = step(140, 66, 1, 16000);
+  CHECK(by_schedule(two_on_an_sm));
+  two_on_an_sm.head_dim = two_on_an_sm.head_dim_v = 64;  // where all blocks are taken as well
+  CHECK(has_classes(two_on_an_sm));
+  CHECK(by_schedule(step(140, 5, 1, 1 << 17)));  // clusters of 16, and five tiles of a prompt
+  CHECK(has_classes(step(60, 5, 1, 1 << 17)));   // two tiles
+
   // How many blocks merge a tile of few queries does not depend on the rows that prompts have.
   p = step(300, 12, 2, 4000);
   CHECK(has_classes(p));
