@@ -114,10 +114,10 @@ class Step {
     PrefillChoice const choice = choose_prefill(request_);
     if (size == 1) { return blocks <= kFewBlocksOfSecond && needs_no_schedule(request_, choice); }
     bool const by_schedule = request_.problem.has_metadata && choice.use != TileUse::kPaired;
-    bool const cuts_more = size < kWideCluster
-                               ? few_.per_sm == 1
-                               : tiles_of_prompt(whole) >= std::int64_t{kTilesBesideWide} * request_.scheduled_groups();
-    return by_schedule && cuts_more && blocks > kMostBlocksOfAlike;
+    bool const pays = size < kWideCluster
+                          ? few_.per_sm == 1
+                          : tiles_of_prompt(whole) >= std::int64_t{kTilesBesideWide} * request_.scheduled_groups();
+    return by_schedule && pays && blocks > kMostBlocksOfAlike;
   }
 
   // A block's share of the longest tile of few queries is bounded as where there are no others.

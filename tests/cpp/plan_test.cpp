@@ -1395,22 +1395,24 @@ TEST_CASE("plan: the tiles of one sequence behind many keys are in equal parts, 
   CHECK(parts_of(p) == 1);
 }
 
+// Prompts and sequences of few queries over pages, four heads of q for each of k, with metadata.
+Problem step_of_classes(int total_q, int batch, int heads_k, int seqlen_k) {
+  Problem p = ragged(512, seqlen_k, 128, batch);
+  p.heads_q = 4 * heads_k;
+  p.heads_k = heads_k;
+  p.packed_q = true;
+  p.total_q = total_q;
+  p.keys = KeyLayout::kPaged;
+  p.mask.right = 0;
+  p.num_splits = 0;
+  p.has_metadata = true;
+  return p;
+}
+
+bool has_classes(Problem const& p) { return explains(plan(p, card(132)), "both find their tiles by themselves"); }
+
 TEST_CASE("plan: few prompts beside sequences of few queries have a kernel for each class and no schedule") {
-  auto const step = [](int total_q, int batch, int heads_k, int seqlen_k) {
-    Problem p = ragged(512, seqlen_k, 128, batch);
-    p.heads_q = 4 * heads_k;
-    p.heads_k = heads_k;
-    p.packed_q = true;
-    p.total_q = total_q;
-    p.keys = KeyLayout::kPaged;
-    p.mask.right = 0;
-    p.num_splits = 0;
-    p.has_metadata = true;
-    return p;
-  };
-  auto const has_classes = [](Problem const& p) {
-    return explains(plan(p, card(132)), "both find their tiles by themselves");
-  };
+  auto const step = step_of_classes;
   Problem p = step(140, 41, 2, 8192);
   Plan const made = plan(p, card(132));
   REQUIRE(has_classes(p));
@@ -1481,6 +1483,14 @@ TEST_CASE("plan: few prompts beside sequences of few queries have a kernel for e
   CHECK(plan(p, card(132)).makes_schedule);
   CHECK_FALSE(has_classes(step(550, 41, 8, 4096)));
 
+  // How many blocks merge a tile of few queries does not depend on the rows that prompts have.
+  p = step(300, 12, 2, 4000);
+  CHECK(has_classes(p));
+  CHECK(plan(p, card(132)).cluster > 1);
+}
+
+TEST_CASE("plan: few prompts and sequences of few queries share one kernel where two would be late") {
+  auto const step = step_of_classes;
   // One kernel for both: by the schedule that metadata hold, where a cluster may be late with the longest tile, and of
   // whole tiles, where these are done before a second kernel would begin. No bound on queries decides.
   auto const by_schedule = [](Problem const& problem) {
@@ -1517,11 +1527,6 @@ TEST_CASE("plan: few prompts beside sequences of few queries have a kernel for e
   CHECK(has_classes(two_on_an_sm));
   CHECK(by_schedule(step(140, 5, 1, 1 << 17)));  // clusters of 16, and five tiles of a prompt
   CHECK(has_classes(step(60, 5, 1, 1 << 17)));   // two tiles
-
-  // How many blocks merge a tile of few queries does not depend on the rows that prompts have.
-  p = step(300, 12, 2, 4000);
-  CHECK(has_classes(p));
-  CHECK(plan(p, card(132)).cluster > 1);
 }
 
 TEST_CASE("plan: two blocks share a long tile and a short one where each tile has an SM") {
