@@ -64,6 +64,7 @@ struct FewReaders {
   int beside_prefill = 1;  // so many as slow as the slowest beside prefill read as fast as all
   int cluster = 1;         // of a cluster, if clusters share tiles
   int by_schedule = 0;     // of a call that shares out what a schedule cuts (EvenParts); 0: with batch_invariant
+  int of_both = 0;         // of a kernel for both classes; 0: there is none
 };
 
 // The shape of one tile of work. A structural type: kernels take it as a template value.

@@ -6,6 +6,8 @@ from typing import Any
 
 MOST_TILE_QUERIES = 256  # at least as many as a tile of any kernel holds
 PLACES_BITS = 26  # of the first fact; above them it says whether tiles are to be cut
+EVEN_BIT = 30  # of the first fact: whether parts stand above the units
+UNITS_BITS = 20  # then
 MOST_FEW_QUERIES = 64  # of a sequence that counts as one of few queries: kSlabRows in src/kernels/tile_geometry.h
 
 
@@ -47,6 +49,8 @@ def check_schedule(found: Any, on_gpu: bool, rows: Any, queries: Any) -> None:
         prefill, counters[size - stride + 3] = int(facts[0]) % 2**PLACES_BITS, facts[3]
         if not 0 <= prefill <= batch:
             raise ValueError(f"scheduler_metadata: {prefill} places are of prefill, but there are {batch}")
+        if int(facts[0]) >> EVEN_BIT & 1:
+            units = units % 2**UNITS_BITS
     for place, drawn in counters.items():
         if drawn != 0:
             raise ValueError(

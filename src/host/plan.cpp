@@ -96,7 +96,9 @@ void share_out(PlanRequest const& request, Plan& plan) {
   plan.cluster = cluster_size(request);
   bool const clusters = plan.cluster > 0;
   bool const draws = plan.cluster == 1 && draws_tiles(request);
-  if (std::optional<ClassesChoice> const classes = choose_classes(request)) {
+  bool const evenly = !clusters && cuts_step_evenly(request);
+  std::optional<ClassesChoice> const classes = evenly ? std::nullopt : choose_classes(request);
+  if (classes) {
     plan.listed = classes->draws;
     if (plan.listed) {
       choose_schedule(request, plan, "whole tiles of few queries, drawn in its order, the longest first");
@@ -109,9 +111,9 @@ void share_out(PlanRequest const& request, Plan& plan) {
   }
   PrefillChoice prefill;
   if (!clusters && !request.decodes()) { prefill = choose_prefill(request); }
-  bool const paired = prefill.use == TileUse::kPaired;
+  bool const paired = !evenly && prefill.use == TileUse::kPaired;
   bool const alike = !clusters && prefill.parts == 1 && !paired && lengths_are_known(request);
-  bool const in_order = !clusters && needs_no_schedule(request, prefill);
+  bool const in_order = !clusters && !evenly && needs_no_schedule(request, prefill);
   char const* const reason = alike || prefill.parts > 1 ? nullptr
                              : !clusters                ? reason_for_a_schedule(request)
                              : draws                    ? "whole tiles, drawn in its order, the longest first"

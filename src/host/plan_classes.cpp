@@ -43,15 +43,9 @@ constexpr double kMostBesideTurns = 0.12;
 // What a second kernel must save: 512 queries and 32 x 4 on 4k, 8/1 heads, took 38.4 us in two and 34.7 in one with
 // head dim 128, 29.9 and 28.2 with 64.
 constexpr double kSecondKernelUs = 2;
-// Key blocks of a thread block that are better computed by one kernel for both classes (docs/performance-notes.md, step
-// 271). With more, clusters are late with the longest tile, which a schedule by metadata cuts: 76 random steps took
-// 0.79 of the time so. With so few, a second kernel begins when it could be done: 25 steps took 0.77.
-constexpr int kMostBlocksOfAlike = 24;
+// Key blocks of a tile that a second kernel would begin with when they could be done: 25 random steps took 0.77 of the
+// time in one kernel, of whole tiles (docs/performance-notes.md, step 271).
 constexpr int kFewBlocksOfSecond = 6;
-// Wide clusters are less late. Beside them a schedule took 0.87 of the time where prompts have so many tiles for each
-// group of heads, otherwise 1.08.
-constexpr int kWideCluster = 8;
-constexpr int kTilesBesideWide = 4;
 // Of choices that end together the one with the shorter tiles of many queries is better, should these be longer.
 constexpr double kShareOfMany = 0.1;
 // Fresh prompts have tiles of any length up to the longest, which goes first.
@@ -106,18 +100,11 @@ class Step {
   bool takes_turns() const { return request_.tiles_of_few() > request_.most_ctas(few_); }
   bool draws() const { return takes_turns() && blocks_of_few(1, 1) > kMostBlocksOfShortTile; }
 
-  // Whether one kernel for both classes, if there is one, is better. A schedule has to be there already. Where two
-  // blocks have room on an SM, narrow clusters fill the card, and no schedule is better.
-  bool is_for_one_kernel(TileConfig const& whole, int size) const {
-    if (takes_turns()) { return false; }
-    std::int64_t const blocks = blocks_of_few(1, size);
-    PrefillChoice const choice = choose_prefill(request_);
-    if (size == 1) { return blocks <= kFewBlocksOfSecond && needs_no_schedule(request_, choice); }
-    bool const by_schedule = request_.problem.has_metadata && choice.use != TileUse::kPaired;
-    bool const pays = size < kWideCluster
-                          ? few_.per_sm == 1
-                          : tiles_of_prompt(whole) >= std::int64_t{kTilesBesideWide} * request_.scheduled_groups();
-    return by_schedule && pays && blocks > kMostBlocksOfAlike;
+  // Whether whole tiles of both classes in one kernel are better, where clusters for few queries would have `size`
+  // blocks.
+  bool is_for_one_kernel(int size) const {
+    bool const short_tiles = !takes_turns() && size == 1 && blocks_of_few(1, size) <= kFewBlocksOfSecond;
+    return short_tiles && needs_no_schedule(request_, choose_prefill(request_));
   }
 
   // A block's share of the longest tile of few queries is bounded as where there are no others.
@@ -291,9 +278,7 @@ std::optional<ClassesChoice> choose_classes(PlanRequest const& with_margin) {
       }
     }
   }
-  if (!best || (has_few && !one_block && step.is_for_one_kernel(whole.tile, best->blocks_of_few))) {
-    return std::nullopt;
-  }
+  if (!best || (has_few && !one_block && step.is_for_one_kernel(best->blocks_of_few))) { return std::nullopt; }
   bool const beside_turns = us_of_many <= kMostBesideTurns * step.us_of_memory(kSupposed[0]);
   if (step.takes_turns() && !beside_turns) { return std::nullopt; }
   if (one_block) { return best; }  // may_have_classes() has compared it with one kernel

@@ -70,9 +70,10 @@ void choose_splits(PlanRequest const& request, Plan& plan, TileUse prefill) {
   plan.max_splits = plan.fixed_splits ? 0 : bound;
   plan.keys_in_l2 = keys_in_l2(request);
   plan.num_splits = may_split ? (plan.fixed_splits || bound == 0 ? plan.kernels.back().ctas : bound) : 1;
-  bool const of_few = plan.kernels.back().family == KernelFamily::kDecode;
+  KernelPlan const& last = plan.kernels.back();
+  bool const evenly = last.family == KernelFamily::kDecode || last.tile.calls == Calls::kMixed;
   std::string const otherwise = concat(plan.cluster_if_alike > 0 || plan.draws_if_whole ? "otherwise " : "",
-                                       of_few ? "each tile is cut into even parts, or " : "");
+                                       evenly ? "each tile is cut into even parts, or " : "");
   because(plan, "splits",
           !may_split          ? concat("1: ", reason_for_whole_tiles(request, plan, prefill))
           : plan.fixed_splits ? concat("those of few queries with more than ", kFixedSplitKeys,
@@ -166,7 +167,7 @@ KernelPlan& choose_kernel(PlanRequest const& request, Plan& plan, TileUse use, b
   std::int64_t const units = counted.fixed_split > 0 ? fixed_parts(blocks, counted.fixed_split)
                                                      : std::max(blocks, counted.least_units) + counted.ends;
   // Even parts of tiles (EvenParts) have more units than blocks.
-  bool const may_be_even = decode && problem.ragged && !plan.fixed_splits;
+  bool const may_be_even = (decode || use == TileUse::kMixed) && problem.ragged && !plan.fixed_splits;
   kernel.most_units = std::min(kMaxTiles, kernel.most_tiles * units * (may_be_even ? kUnitsOfPart : 1));
   // More units than can be counted are not shared out. With lengths on the device the kernels decide so.
   kernel.may_split = may_split && (problem.ragged || plan.fixed_splits || kernel.most_tiles * units <= kMaxTiles);
@@ -224,8 +225,8 @@ void add_decode_kernels(PlanRequest const& request, Plan& plan, bool may_split) 
 }
 
 // The kernel for prompts and single queries, where two of them would wait for each other longer than it is slower than
-// they are: nullptr if it is not to be taken. Prompts have all queries but one of each sequence. A bound on parts is
-// for two kernels: that on even parts (EvenParts) is the decode kernel's.
+// they are: nullptr if it is not to be taken. Prompts have all queries but one of each sequence. Calls with a bound on
+// parts keep two kernels.
 TileRow const* mixed_row(PlanRequest const& request) {
   TileRow const* const row = special_row(request, TileUse::kMixed);
   Problem const& problem = request.problem;
@@ -319,7 +320,25 @@ void explain_grid_beside_decode(Plan& plan) {
           prefill.leaves > 0 ? ": those of few queries have the other SMs from the start" : "");
 }
 
+// Key blocks that a tile of few queries may have, up to which two kernels or pairs share the tiles of a step as well by
+// its bounds: with 24 to 32 of them in even parts took 0.97 of their time, with more 0.81. Where two blocks of decode
+// have room on an SM, it has the advantage up to twice as many (docs/performance-notes.md, step 275).
+constexpr std::int64_t kFewBlocksOfStep = 32;
+constexpr std::int64_t kFewBlocksOfPairedStep = 64;
+constexpr int kLeastSequencesOfStep = 4;
+
 }  // namespace
+
+bool cuts_step_evenly(PlanRequest const& request) {
+  Problem const& problem = request.problem;
+  testing::ForcedPlan const& forced = request.forced;
+  bool const is_forced = forced.num_splits >= 2 || forced.ctas > 0 || forced.cluster != 0 || request.forces_tile();
+  bool const is_step = problem.packed_q && !problem.seqused_q && !request.decodes() && !queries_are_known(problem) &&
+                       problem.batch >= kLeastSequencesOfStep;
+  if (!problem.has_metadata || !is_step || is_forced || mixed_row(request) == nullptr) { return false; }
+  TileConfig const few = request.tile_row(request.decode_use()).tile;
+  return request.blocks_of_tile(few) > (few.per_sm == 1 ? kFewBlocksOfStep : kFewBlocksOfPairedStep);
+}
 
 void plan_listed(PlanRequest const& request, Plan& plan, PrefillChoice const& choice) {
   take_scheduled_packing(request, plan);

@@ -177,7 +177,7 @@ ScheduleKernelParams schedule_kernel_params(Problem const& problem, FewReaders c
   p.mask = problem.mask;
   p.prefill = shape(TileUse::kRagged);
   p.decode = shape(few_queries_use(problem.head_dim, problem.head_dim_v, packed, fixed_splits));
-  p.even_parts = {readers.by_schedule, problem.heads_q / packed, kLeastUnits};
+  p.even_parts = even_parts(problem, readers);
   p.readers = readers;
   return p;
 }

@@ -92,6 +92,18 @@ constexpr TileShape tile_shape(TileConfig const& tile, int packed_heads, bool fi
           decode && !fixed_splits ? kLeastUnitsOfFewQueries : 1, decode || fixed_splits ? 0 : units_of_ends(tile)};
 }
 
+// Of metadata that any call may be given.
+inline EvenParts even_parts(Problem const& problem, FewReaders const& readers) {
+  int const packed = scheduled_packing(problem.heads_q, problem.heads_k);
+  EvenParts even{readers.by_schedule, problem.heads_q / packed, kLeastUnits};
+  if (readers.of_both > 0) {
+    TileConfig const both = find_tile(problem.head_dim, problem.head_dim_v, TileUse::kMixed)->tile;
+    even.mixed_ctas = readers.of_both;
+    even.mixed_queries = tile_shape(both, packed, false).queries;
+  }
+  return even;
+}
+
 // Whether a kernel that is alone in its call merges parts of its tiles itself. It counts its CTAs in the schedule,
 // which only calls with lengths on the device have; parts that follow from a tile alone are merged in an order of their
 // own.
@@ -170,6 +182,7 @@ inline ScheduleParams schedule_params(Plan const& plan, KernelPlan const& kernel
   p.most_units = static_cast<int>(kernel.most_units / head_groups);
   p.ctas_beside = kernel.leaves;
   p.mixed = kernel.tile.calls == Calls::kMixed;
+  p.mixed_parts = p.mixed && problem.packed_q && !problem.seqused_q;
   int const least = kernel.family == KernelFamily::kDecode ? plan.readers_beside_prefill : plan.chunks_beside_decode;
   p.least_ctas = clamped(least, 1, kernel.ctas + kernel.leaves);
   p.prefill_at_par = plan.prefill_at_par;

@@ -34,7 +34,8 @@ HA_HOST_DEVICE PartedTile tile_of_border(SplitCombineTask const& task, Schedule 
   FoundPlace const found = place_of_unit(schedule, in_group);
   if (!found.holds(in_group)) { return parted; }  // in damaged metadata none may hold it
   sequence = sequence_at(sequences, schedule.sequence(found.place));
-  TilesOfUnits const tiles = tiles_of_units(params, task.mask, task.packing, task.slabs, task.keys, sequence.len.q);
+  TilesOfUnits const tiles = tiles_of_units(params, task.mask, task.packing, task.slabs, task.keys, sequence.len.q,
+                                            schedule.numbers().even_parts());
   UnitTile const tile = unit_tile<kFamily>(found, tiles, border, params.head_groups.divisor);
   if (tile.begin == border || tile.m >= tiles.tiles) { return parted; }
   parted.place = tile.place;

@@ -88,10 +88,11 @@ struct ScheduleParams {
   ResizedTiles resized;          // of metadata
   int most_tiles = 0;            // bounds for what damaged metadata may claim, of one head group
   int most_units = 0;
-  int ctas_beside = 0;     // that the second kernel has from the start, beside the grid of the first
-  bool mixed = false;      // the kernel is for both classes
-  int least_ctas = 1;      // of the first of two kernels, whatever the other one has to do
-  int prefill_at_par = 1;  // CTAs of prefill that take as long for a unit each as memory takes for as many of decode
+  int ctas_beside = 0;       // that the second kernel has from the start, beside the grid of the first
+  bool mixed = false;        // the kernel is for both classes
+  bool mixed_parts = false;  // which may be in even parts: not where a call may have other queries than metadata know
+  int least_ctas = 1;        // of the first of two kernels, whatever the other one has to do
+  int prefill_at_par = 1;    // CTAs of prefill that take as long for a unit each as memory takes for as many of decode
 };
 
 // Whether tiles of few queries may be cut, and that pays over `whole`; `places_and_cuts`: the fact of the metadata.
@@ -161,6 +162,7 @@ struct ScheduleNumbers {
   int most_units = 0;  // of a tile as metadata count it
   int longest = 0;     // of a tile as it is; of few queries behind many, with a CTA's share of these
   bool by_units = false;
+  bool has_parts = false;  // metadata are UnitsAndParts
   int units_in_front = 0;  // where tiles are in even parts; else 0
   int ctas = 0;
 
@@ -179,16 +181,20 @@ class Schedule {
     if (metadata != nullptr) {
       auto const said = PlacesAndCuts::of(fact(kPlacesAndCuts));
       int const prefill = min_of(said.prefill, params.batch);
-      bool const even = said.even_parts && prefill == 0 && !params.fixed_splits;
-      if (even) { numbers_.units_in_front = fact(kUnitsInFront); }
-      bool const no_prefill = params.places == Places::kDecode || numbers_.even_parts();
-      int const most_prefill = no_prefill ? 0 : fact(kMostUnitsPrefill);
-      int const most_decode = params.places == Places::kPrefill ? 0 : fact(kMostUnitsDecode);
+      // Whether cutting pays has been asked for the places of both classes, or is a fact.
+      bool const cuts = prefill > 0 ? params.mixed_parts : cuts_tiles(params, fact(kPlacesAndCuts), kCutsWholeTiles);
+      numbers_.has_parts = said.even_parts;
+      if (said.even_parts && params.may_split && cuts && !params.fixed_splits) {
+        numbers_.units_in_front = kUnitsOfPart * UnitsAndParts::parts(fact(kMostUnitsPrefill));
+      }
+      bool const even = numbers_.even_parts();
+      int const most_prefill = params.places == Places::kDecode || even ? 0 : units_of_word(fact(kMostUnitsPrefill));
+      int const most_decode = params.places == Places::kPrefill ? 0 : units_of_word(fact(kMostUnitsDecode));
       numbers_.most_units = max_of(most_prefill, most_decode);
       numbers_.longest = max_of(params.resized.units(most_prefill), most_decode);
       // Tiles of few queries stand behind the others, and may begin when these are done.
-      if (params.mixed && 0 < prefill && prefill < params.batch) {
-        auto const of_many = static_cast<unsigned>(behind(0, at(kUnitsUntil, prefill - 1), params.most_units));
+      if (params.mixed && !even && 0 < prefill && prefill < params.batch) {
+        auto const of_many = static_cast<unsigned>(behind(0, units_until(prefill - 1), params.most_units));
         unsigned const share =
             of_many * static_cast<unsigned>(params.head_groups.divisor) / static_cast<unsigned>(params.ctas);
         numbers_.longest = max_of(numbers_.longest, static_cast<int>(share + static_cast<unsigned>(most_decode)));
@@ -197,7 +203,7 @@ class Schedule {
       if (params.places == Places::kDecode) { numbers_.begin = prefill; }
       if (numbers_.begin > 0) {
         numbers_.tiles_base = at(kTilesUntil, numbers_.begin - 1);
-        numbers_.units_base = at(kUnitsUntil, numbers_.begin - 1);
+        numbers_.units_base = units_until(numbers_.begin - 1);
       }
     }
     numbers_.tiles = params.resized.of(tiles_before(numbers_.end), numbers_.end - numbers_.begin);
@@ -229,7 +235,7 @@ class Schedule {
   HA_HOST_DEVICE constexpr int units_before(int place) const {
     if (metadata_ == nullptr) { return place * params_.alike_units; }
     if (place == numbers_.begin) { return 0; }
-    return behind(numbers_.units_base, at(kUnitsUntil, place - 1), params_.most_units);
+    return behind(numbers_.units_base, units_until(place - 1), params_.most_units);
   }
   HA_HOST_DEVICE constexpr int units_of(int place) const { return units_before(place + 1) - units_before(place); }
 
@@ -277,6 +283,13 @@ class Schedule {
   }
   HA_HOST_DEVICE constexpr int fact(ScheduleFact which) const { return *where_is(metadata_, params_.stride, which); }
 
+  // Of parts, where tiles are in even ones.
+  HA_HOST_DEVICE constexpr int units_of_word(int word) const {
+    if (numbers_.even_parts()) { return kUnitsOfPart * UnitsAndParts::parts(word); }
+    return numbers_.has_parts ? UnitsAndParts::units(word) : word;
+  }
+  HA_HOST_DEVICE constexpr int units_until(int place) const { return units_of_word(at(kUnitsUntil, place)); }
+
   HA_HOST_DEVICE constexpr int* counter() const {
     if (params_.metadata == nullptr || params_.places != Places::kDecode) { return params_.metadata; }
     return where_is(params_.metadata, params_.stride, kDecodeCounter);
@@ -290,7 +303,7 @@ class Schedule {
 
   // Of the places behind those of the kernel, which the other one takes.
   HA_HOST_DEVICE constexpr int units_behind() const {
-    long long const all = at(kUnitsUntil, params_.batch - 1);
+    long long const all = units_until(params_.batch - 1);
     return clamped(all - numbers_.units_base - numbers_.units, 0, (1 << 30) / params_.head_groups.divisor);
   }
 
@@ -298,14 +311,15 @@ class Schedule {
   HA_HOST_DEVICE constexpr bool units_fit() const {
     if (metadata_ == nullptr || numbers_.begin == numbers_.end) { return true; }
     unsigned const until = static_cast<unsigned>(numbers_.units_base) + static_cast<unsigned>(numbers_.units);
-    return static_cast<unsigned>(at(kUnitsUntil, numbers_.end - 1)) == until;
+    return static_cast<unsigned>(units_until(numbers_.end - 1)) == until;
   }
 
   HA_HOST_DEVICE constexpr bool work_is_cut() const {
     if (params_.fixed_splits) { return true; }
     if (!units_fit()) { return false; }
     if (params_.always_split) { return true; }
-    if (params_.bound_by_memory || numbers_.even_parts()) { return cuts_tiles(params_, metadata_, kCutsWholeTiles); }
+    if (numbers_.even_parts()) { return true; }
+    if (params_.bound_by_memory) { return cuts_tiles(params_, metadata_, kCutsWholeTiles); }
     int const all = max_of(1, tiles());
     // Decode behind prefill begins where whole tiles leave SMs. Before it, decode makes all work longer, of which only
     // the longest tile can end late beside more of decode.

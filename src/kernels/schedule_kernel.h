@@ -33,7 +33,16 @@ __device__ __forceinline__ int reduce_class_number(int i, int value) {
 // What a place adds to the sums.
 struct PlaceWork {
   int tiles;
-  int units;  // of all its tiles
+  int units;  // of all its tiles; UnitsAndParts where these are cut evenly
+};
+
+// Even parts of one size: `end` is when all are done, in units.
+struct TriedParts {
+  static constexpr int kNever = 1 << 30;  // they do not fit, or do not pay
+
+  int size = 0;
+  int in_front = 0;  // PartsOfSize
+  int end = kNever;
 };
 
 struct Shared {
@@ -41,14 +50,17 @@ struct Shared {
   int of_cta[kBuckets];                       // sequences of a bucket in this CTA
   int place[kBuckets];                        // where this CTA's first sequence of a bucket goes
   int buckets_of_warp[kBuckets / 32];
-  PlaceWork work[kScheduleThreads];  // of the places that this CTA's threads sum up
+  PlaceWork work[kScheduleThreads];     // of the places that this CTA's threads sum up
+  EvenTiles even[kMostPlacesOfOneCta];  // where there is one CTA
   PlaceWork work_of_warp[kWarps];
   PlaceWork work_of_cta[kScheduleCluster];  // written by the CTAs before this one
   int class_of_warp[kClassNumbers][kWarps];
   int class_of_cta[kClassNumbers];
   int of_class[kClassNumbers];  // in the first CTA
-  int in_front[kPartSizes];     // PartsOfSize
+  TriedParts tried[kPartSizes];
 };
+
+static_assert(sizeof(Shared) <= 48 << 10, "more static shared memory than CUDA 12 compiles");
 
 // The CTAs that make one schedule: one, or a cluster whose shared memory all of them reach.
 template <int kCtas>
@@ -107,40 +119,82 @@ __device__ __forceinline__ void write_facts(ScheduleKernelParams const& params, 
   facts[kDecodeCounter] = 0;
 }
 
-// Where tiles are to be cut, whether each by itself into even parts, and how many: units of the places are then those
-// of these. By all threads, of which each has one place.
-__device__ __forceinline__ void cut_evenly(ScheduleKernelParams const& params, Shared& shared, bool writes_facts,
-                                           int* facts) {
+// By one warp: even parts of size number `i`.
+__device__ __forceinline__ TriedParts try_parts(ScheduleKernelParams const& params, Shared const& shared, int prefill,
+                                                int i) {
+  constexpr int kTooMany = UnitsAndParts::kMostUnits + 1;
+  constexpr long long kFarTooMany = 1 << 24;
   EvenParts const& even = params.even_parts;
   int const batch = params.sequences.batch;
+  int const lane = static_cast<int>(threadIdx.x % 32);
+  bool const mixed = prefill > 0;
+  long long const groups = even.head_groups;
+  long long const ctas = even.ctas_for(mixed);
+  long long counted = 0;  // units of metadata, and of the tiles as they would be cut
+  long long wanted = 0;
+  for (int place = lane; place < batch; place += 32) {
+    EvenTiles const& of = shared.even[place];
+    counted = min_of(kFarTooMany, counted + shared.work[place].units);
+    wanted = min_of(kFarTooMany, wanted + static_cast<long long>(of.tiles) * of.units());
+  }
+  long long const units = groups * sum_of_warp(static_cast<int>(wanted));
+  if (sum_of_warp(static_cast<int>(counted)) >= kTooMany || units == 0) { return {}; }
+  PartsOfSize parts{size_of_parts(even, units, mixed, i)};
+  int before = 0;
+  for (int first = 0; first < batch; first += 32) {
+    int const place = first + lane;
+    EvenTiles const of = place < batch ? shared.even[place] : EvenTiles{};
+    parts.add(of, place >= prefill);
+    if (!mixed) { continue; }
+    int const until = before + inclusive_sum(of.parts(parts.size));
+    bool const is_next = groups * (until - of.parts(parts.size)) <= ctas && ctas < groups * until;
+    if (is_next) { parts.first_drawn = min_of(of.units(), parts.size); }
+    before = __shfl_sync(kAllLanes, until, 31);
+  }
+  parts = {.size = parts.size,
+           .prefill = {sum_of_warp(parts.prefill.all), sum_of_warp(parts.prefill.nearly_cut)},
+           .decode = {sum_of_warp(parts.decode.all), sum_of_warp(parts.decode.nearly_cut)},
+           .longest_whole = __reduce_max_sync(kAllLanes, parts.longest_whole),
+           .cuts_rising = __any_sync(kAllLanes, parts.cuts_rising) != 0,
+           .first_drawn = __reduce_max_sync(kAllLanes, parts.first_drawn)};
+  bool const fit =
+      parts.sum() <= UnitsAndParts::kMostParts && parts.in_front() > 0 && groups * parts.in_front() <= ctas;
+  int const share = size_of_parts(even, units, mixed, 0);
+  int const most = max_of(shared.of_class[kMost], shared.of_class[kMost + 1]);
+  int const end = mixed ? end_of_mixed_parts(even, share, parts) : parts.size;
+  bool const pay = mixed ? mixed_parts_pay(end, share, most, parts) : even_parts_pay(even, share, parts);
+  return fit && pay ? TriedParts{parts.size, parts.in_front(), end} : TriedParts{};
+}
+
+// Whether tiles are to be cut each by itself into even parts, and how many: the numbers of the places then have these,
+// too. By all threads, of which each has one place.
+__device__ __forceinline__ void cut_evenly(ScheduleKernelParams const& params, Shared& shared, int prefill,
+                                           bool writes_facts, int* facts) {
   int const thread = static_cast<int>(threadIdx.x);
   int const lane = thread % 32;
   int const warp = thread / 32;
-  long long const groups = even.head_groups;
-  WholeTiles const tiles{groups * shared.of_class[kTiles + 1], groups * shared.of_class[kBlocks + 1],
-                         shared.of_class[kMost + 1]};
-  if (facts[kPlacesAndCuts] == 0 || tiles.units < 1 || tiles.most > kMostEvenUnits) { return; }
+  int const most = max_of(shared.of_class[kMost], shared.of_class[kMost + 1]);
+  bool const may_pay = prefill > 0 || facts[kPlacesAndCuts] != 0;
+  if (!may_pay || params.even_parts.ctas_for(prefill > 0) == 0 || most > kMostEvenUnits) { return; }
   if (warp < kPartSizes) {
-    PartsOfSize parts{size_of_parts(even, tiles, warp)};
-    for (int place = lane; place < batch; place += 32) { parts.add(shared.work[place].units); }
-    parts = {parts.size, sum_of_warp(parts.all), sum_of_warp(parts.in_front),
-             __reduce_max_sync(kAllLanes, parts.longest_whole)};
-    if (lane == 0) { shared.in_front[warp] = even_parts_pay(even, tiles, parts) ? parts.in_front : 0; }
+    TriedParts const tried = try_parts(params, shared, prefill, warp);
+    if (lane == 0) { shared.tried[warp] = tried; }
   }
   __syncthreads();
-  unsigned const paying = __ballot_sync(kAllLanes, lane < kPartSizes && shared.in_front[lane % kPartSizes] > 0);
-  if (paying == 0) { return; }
-  int const smallest = __ffs(static_cast<int>(paying)) - 1;
-  if (thread < batch) {
-    int& units = shared.work[thread].units;
-    units = kUnitsOfPart * ceil_div(units, size_of_parts(even, tiles, smallest));
+  int const end = lane < kPartSizes ? shared.tried[lane].end : TriedParts::kNever;
+  int const soonest = __reduce_min_sync(kAllLanes, end);
+  if (soonest == TriedParts::kNever) { return; }
+  TriedParts const& chosen = shared.tried[__ffs(static_cast<int>(__ballot_sync(kAllLanes, end == soonest))) - 1];
+  if (thread < params.sequences.batch) {
+    PlaceWork& work = shared.work[thread];
+    work.units = UnitsAndParts::of(work.units, shared.even[thread].parts(chosen.size));
   }
   if (writes_facts) {
     auto said = PlacesAndCuts::of(facts[kPlacesAndCuts]);
     said.even_parts = true;
     facts[kPlacesAndCuts] = said.fact();
-    facts[kUnitsInFront] = kUnitsOfPart * shared.in_front[smallest];
-    facts[kMostUnitsDecode] = kUnitsOfPart * ceil_div(tiles.most, size_of_parts(even, tiles, smallest));
+    facts[kMostUnitsPrefill] = UnitsAndParts::of(facts[kMostUnitsPrefill], chosen.in_front);
+    facts[kMostUnitsDecode] = UnitsAndParts::of(facts[kMostUnitsDecode], ceil_div(most, chosen.size));
   }
 }
 
@@ -175,6 +229,7 @@ __device__ __forceinline__ void make_schedule(ScheduleKernelParams const& params
   struct Entry {
     SequenceWork in_blocks{0, 0};
     SequenceWork work{0, 0};
+    EvenTiles even;
     bool decode = true;
     int bucket = kBuckets;  // no sequence
     unsigned alike = 0;     // lanes whose sequences have the same bucket
@@ -187,6 +242,9 @@ __device__ __forceinline__ void make_schedule(ScheduleKernelParams const& params
       TileShape const& shape = entry.decode ? params.decode : params.prefill;
       entry.in_blocks = work_in_blocks(shape, params.mask, len);
       entry.work = work_in_units(shape, entry.in_blocks);
+      entry.even.tiles = entry.decode ? entry.work.tiles : ceil_div(len.q, params.even_parts.mixed_queries);
+      entry.even.tile_units = entry.in_blocks.units;
+      entry.even.rise = 2 * entry.in_blocks.least < entry.in_blocks.units;
       entry.bucket = bucket_of(entry.decode, entry.in_blocks);
     }
     entry.alike = __match_any_sync(kAllLanes, entry.bucket);
@@ -289,15 +347,14 @@ __device__ __forceinline__ void make_schedule(ScheduleKernelParams const& params
     if (turns == 1) {
       int const owner = kCtas == 1 ? 0 : place / threads;
       Cluster::at(shared.work[place - owner * threads], owner) = work;
+      if (kCtas == 1) { shared.even[place] = entry.even; }
     } else {
       tiles[place] = work.tiles;
       units[place] = work.units;
     }
   }
   Cluster::sync();
-  if (kCtas == 1 && prefill == 0 && turns_of_all == 1 && params.even_parts.ctas > 0) {
-    cut_evenly(params, shared, sums_facts && lane == 0, facts);
-  }
+  if (kCtas == 1 && turns_of_all == 1) { cut_evenly(params, shared, prefill, sums_facts && lane == 0, facts); }
 
   // Sums over the places: of each thread's in its warp, of the warps, of the CTAs.
   auto const work_at = [&](int place) {

@@ -11,15 +11,14 @@ namespace hopper_attention {
 enum ScheduleArray : int {
   kSequenceAt,     // sequence at each place
   kTilesUntil,     // tiles of the places up to and with this one
-  kUnitsUntil,     // units of the places up to and with this one
+  kUnitsUntil,     // units of the places up to and with this one, and parts (UnitsAndParts)
   kScheduleFacts,  // ScheduleFact
 };
 enum ScheduleFact : int {
   kPlacesAndCuts,
-  kMostUnitsPrefill,  // key blocks of the longest tile, in whatever parts, of each class
+  kMostUnitsPrefill,  // key blocks of the longest tile, in whatever parts, of each class (UnitsAndParts)
   kMostUnitsDecode,
-  kUnitsInFront = kMostUnitsPrefill,  // where tiles are in even parts, and none is of prefill: PartsOfSize
-  kDecodeCounter = kMostUnitsDecode + 1,
+  kDecodeCounter,
   kScheduleFactCount
 };
 
@@ -44,7 +43,7 @@ enum Cuts : int {
 };
 
 // Facts in one: how many places are of prefill; Cuts, of the places of decode and of all as tiles of few queries; and
-// whether these are cut into even parts (EvenParts). The sign is left over.
+// whether there are even parts (EvenParts). The sign is left over.
 struct PlacesAndCuts {
   static constexpr int kBits = 2;  // of Cuts
   static constexpr int kPlacesBits = 26;
@@ -68,6 +67,21 @@ struct PlacesAndCuts {
 // Where tiles are in even parts: of each part, and of a tile that is whole. Several, since a kernel whose tiles hold
 // fewer queries than metadata count has some in the place of one.
 inline constexpr int kUnitsOfPart = 4;
+
+// Units, which are key blocks, and above them parts, where there are even ones, so that kernels of both kinds read the
+// same metadata. Sums of such numbers are those of units and those of parts. Of the facts about the longest tiles
+// that of prefill has the parts in front (PartsOfSize), that of decode those of the tile which is in most.
+struct UnitsAndParts {
+  static constexpr int kUnitsBits = 20;
+  static constexpr int kMostUnits = (1 << kUnitsBits) - 1;
+  static constexpr int kMostParts = (1 << (31 - kUnitsBits)) - 1;
+
+  HA_HOST_DEVICE static constexpr int of(int units, int parts) { return units | parts << kUnitsBits; }
+  HA_HOST_DEVICE static constexpr int units(int both) { return both & kMostUnits; }
+  HA_HOST_DEVICE static constexpr int parts(int both) {
+    return static_cast<int>(static_cast<unsigned>(both) >> kUnitsBits);
+  }
+};
 
 // In metadata, or a copy of them.
 template <class Integer>

@@ -3,6 +3,7 @@
 
 #include "hopper_attention/types.h"
 #include "kernels/schedule.h"
+#include "kernels/schedule_layout.h"
 #include "kernels/sequence_work.h"
 
 namespace hopper_attention {
@@ -56,63 +57,121 @@ HA_HOST_DEVICE constexpr bool cutting_pays(WholeTiles const& of, int size, int c
 }
 
 // The same of decode beside a kernel that has `prefill` units: it takes SMs, and those that are left read more slowly.
-// Where it is more than an eighth, a tile longer than two CTAs' shares of all is cut, too, if all are done before one
-// CTA would be that reads it alone, as slowly as the slowest there (on an H200 memory brings what 99 of these read): 64
-// tiles of 16k keys beside a prompt of 2k took 220 us whole and 187 in parts, of 4k keys beside one of 8k 251 and 259.
+// Where it is more than an eighth, a whole tile longer than two CTAs' shares of all is cut, too, if all are done before
+// one CTA would be that reads it alone, as slowly as the slowest there (on an H200 memory brings what 99 of these
+// read): 64 tiles of 16k keys beside a prompt of 2k took 220 us whole and 187 in parts, of 4k keys beside one of 8k 251
+// and 259.
 HA_HOST_DEVICE constexpr bool cutting_pays_beside(WholeTiles const& of, long long prefill, int size,
                                                   FewReaders const& readers, int enough,
                                                   int cutting = kUnitsOfCutting) {
-  bool const is_long = static_cast<long long>(of.most) * readers.ctas > 2 * of.units;
+  bool const is_long = size == 1 && static_cast<long long>(of.most) * readers.ctas > 2 * of.units;
   bool const sooner = static_cast<long long>(readers.beside_prefill) * (of.most - cutting) > of.units;
   return (is_long && sooner && 8 * prefill > of.units) || cutting_pays(of, size, readers.ctas, enough, cutting);
 }
 
-// Tiles of few queries that are cut each by itself, into even parts of up to so many units as a CTA has to do, where no
-// sequence has many. A chunk of equal work begins and ends in the middle of a tile, and is two items; where a long tile
-// shifts many short ones, all of these are cut. Parts that are drawn, the longest tiles first, leave short tiles whole.
-// All parts of tiles that are cut are among the first that CTAs take, one each at most: each has a slot of the
-// workspace. Such a part counts as kUnitsOfPart, a whole tile as one part, and tiles are cut in proportion to the
-// blocks that they have. Whether to cut tiles at all is decided before.
+// Tiles that are cut each by itself, into even parts of up to so many units as a CTA has to do, in a kernel for few
+// queries where no sequence has many, otherwise in one for both classes. A chunk of equal work begins and ends in the
+// middle of a tile, and is two items; where a long tile shifts many short ones, all of these are cut. Parts that are
+// drawn, the longest tiles first, leave short tiles whole. All parts of tiles that are cut are among the first that
+// CTAs take, one each at most: each has a slot of the workspace. Such a part counts as kUnitsOfPart, a whole tile as
+// one part, and tiles are cut in proportion to the blocks that they have. Whether to cut tiles of few queries at all is
+// decided before.
 struct EvenParts {
-  int ctas = 0;  // of a call; 0: tiles are never cut so
+  int ctas = 0;  // of a call of few queries; 0: tiles are never cut so
   int head_groups = 1;
-  int least_units = 1;  // of a part
+  int least_units = 1;    // of a part
+  int mixed_ctas = 0;     // of a kernel for both classes; 0: there is none
+  int mixed_queries = 1;  // of its tiles
+
+  HA_HOST_DEVICE constexpr int ctas_for(bool mixed) const { return mixed ? mixed_ctas : ctas; }
 };
 inline constexpr int kPartSizes = 8;             // that are tried, a warp each
 inline constexpr int kMostEvenUnits = 15 << 14;  // of a tile: longer ones are not sorted
+static_assert(kMostEvenUnits <= UnitsAndParts::kMostUnits);
+
+// Of a sequence: tiles of the kernel that may cut them so, all in as many parts as the longest.
+struct EvenTiles {
+  int tiles = 0;
+  int tile_units : 31 = 1;
+  bool rise : 1 = false;  // of the shortest less than half as many
+
+  HA_HOST_DEVICE constexpr int units() const { return tile_units; }  // of the longest
+  HA_HOST_DEVICE constexpr int parts(int size) const { return tiles * ceil_div(units(), size); }
+};
+
+// Of a class: all, and those of tiles that are cut or stand before such a one, as tiles are sorted to an eighth of
+// their length.
+struct PartsOfClass {
+  int all = 0;
+  int nearly_cut = 0;
+
+  HA_HOST_DEVICE constexpr void add(int parts, bool of_nearly_cut) {
+    all += parts;
+    nearly_cut += of_nearly_cut ? parts : 0;
+  }
+};
 
 // How many parts there are if none has more units than that: of one head group.
 struct PartsOfSize {
   int size;
-  int all = 0;
-  int in_front =
-      0;  // of tiles that are cut, or stand before such a one, as tiles are sorted to an eighth of their length
+  PartsOfClass prefill;
+  PartsOfClass decode;
   int longest_whole = 0;  // units of a tile
+  bool cuts_rising = false;
+  int first_drawn = 0;  // in a kernel for both classes: units of what is taken when each CTA has a part
 
-  HA_HOST_DEVICE constexpr void add(int units) {
-    int const parts = ceil_div(units, size);
-    all += parts;
-    if (8LL * units > 7LL * size) { in_front += parts; }
-    if (parts == 1) { longest_whole = max_of(longest_whole, units); }
+  HA_HOST_DEVICE constexpr void add(EvenTiles const& of, bool is_decode) {
+    int const parts = of.parts(size);
+    bool const is_nearly_cut = 8LL * of.units() > 7LL * size;
+    if (is_decode) {
+      decode.add(parts, is_nearly_cut);
+    } else {
+      prefill.add(parts, is_nearly_cut);
+    }
+    if (parts > of.tiles) { cuts_rising = cuts_rising || of.rise; }
+    if (parts == of.tiles && parts > 0) { longest_whole = max_of(longest_whole, of.units()); }
+  }
+
+  HA_HOST_DEVICE constexpr int sum() const { return prefill.all + decode.all; }
+  // Those of tiles that are cut, and of all that stand before.
+  HA_HOST_DEVICE constexpr int in_front() const {
+    return decode.nearly_cut > 0 ? prefill.all + decode.nearly_cut : prefill.nearly_cut;
   }
 };
 
-// The size to try as number `i`, the smallest first; `of`: tiles of all head groups.
-HA_HOST_DEVICE constexpr int size_of_parts(EvenParts const& even, WholeTiles const& of, int i) {
-  int const share = static_cast<int>((of.units + even.ctas - 1) / even.ctas);
-  return max_of(even.least_units, share) + i * (1 + share / 64);
+// The size to try as number `i`, the smallest first; `units`: of all head groups. In a kernel for both classes parts
+// may be much longer than a CTA's share, where they save merging more of them.
+HA_HOST_DEVICE constexpr int size_of_parts(EvenParts const& even, long long units, bool mixed, int i) {
+  int const ctas = even.ctas_for(mixed);
+  int const share = static_cast<int>((units + ctas - 1) / ctas);
+  return max_of(even.least_units, share) + i * (1 + share / (mixed ? 16 : 64));
 }
 
 // Whether such parts are as good as chunks of equal work. Those that are drawn end as late behind each other as the
 // longest whole tile takes: no longer than merging does, and each CTA has at least two of these.
-HA_HOST_DEVICE constexpr bool even_parts_pay(EvenParts const& even, WholeTiles const& of, PartsOfSize const& parts) {
+HA_HOST_DEVICE constexpr bool even_parts_pay(EvenParts const& even, int share, PartsOfSize const& parts) {
   constexpr int kUnitsOfAnItem = 4;  // an item less takes no more time off than so many units
-  long long const groups = even.head_groups;
-  int const share = size_of_parts(even, of, 0);
-  if (parts.in_front == 0 || groups * parts.in_front > even.ctas) { return false; }
-  if (parts.size > share + kUnitsOfAnItem) { return false; }
-  bool const one_each = groups * parts.all <= even.ctas;
-  return one_each || parts.longest_whole <= min_of(share / 2, kUnitsOfCuttingAlone);
+  bool const one_each = static_cast<long long>(even.head_groups) * parts.sum() <= even.ctas;
+  return parts.size <= share + kUnitsOfAnItem &&
+         (one_each || parts.longest_whole <= min_of(share / 2, kUnitsOfCuttingAlone));
+}
+
+// In a kernel for both classes: when the last CTA is done, in units, if each takes a part and then draws. Those that
+// are done first have taken tiles about as short as what they draw.
+HA_HOST_DEVICE constexpr int end_of_mixed_parts(EvenParts const& even, int share, PartsOfSize const& parts) {
+  auto const rounds =
+      ceil_div<long long>(static_cast<long long>(even.head_groups) * parts.sum(), max_of(1, even.mixed_ctas));
+  if (rounds <= 1) { return parts.size; }
+  long long const drawn = min_of(rounds * parts.first_drawn, static_cast<long long>(share) + parts.first_drawn);
+  return max_of(parts.size, static_cast<int>(drawn));
+}
+
+// Whether those pay, whose parts another kernel merges: over whole tiles, of which the longest has `most` units, and
+// over chunks, by which CTAs would have more items, and the other kernel more tiles. Not tiles of a fresh prompt, which
+// would all be in as many parts as the longest. Figures: docs/performance-notes.md, step 274.
+HA_HOST_DEVICE constexpr bool mixed_parts_pay(int end, int share, int most, PartsOfSize const& parts) {
+  constexpr int kUnitsOfMixedCutting = 12;
+  return !parts.cuts_rising && most >= end + kUnitsOfMixedCutting && end <= share + kUnitsOfCutting;
 }
 
 struct ScheduleKernelParams {
@@ -128,6 +187,7 @@ struct ScheduleKernelParams {
 inline constexpr int kScheduleThreads = 1024;  // of a CTA, at most; the last warp takes no sequences
 inline constexpr int kScheduleBuckets = 256;   // of the sort: a CTA has at least as many threads
 inline constexpr int kScheduleCluster = 8;     // CTAs that share a large batch
+inline constexpr int kMostPlacesOfOneCta = 512;
 
 struct ScheduleGrid {
   int ctas;  // 1 or kScheduleCluster
@@ -137,8 +197,7 @@ struct ScheduleGrid {
 // A thread takes one sequence where there are enough threads. What a sequence takes are instructions of its SM, so that
 // a large batch is shared by several; a small one is faster without waiting for other CTAs.
 inline ScheduleGrid schedule_grid(int batch) {
-  constexpr int kMostOfOneCta = 512;
-  int const ctas = batch <= kMostOfOneCta ? 1 : kScheduleCluster;
+  int const ctas = batch <= kMostPlacesOfOneCta ? 1 : kScheduleCluster;
   int const wanted = ceil_div(ceil_div(batch, ctas), 32) * 32;
   return {ctas, min_of(kScheduleThreads, max_of(kScheduleBuckets, wanted) + 32)};
 }

@@ -37,11 +37,11 @@ struct RestOfChunk {
   int end = 0;
 };
 
-// For unit_tile(). The tiles of few queries are even.
+// For unit_tile(). `even`: all tiles of a sequence are in as many parts; those of few queries are even anyway.
 HA_HOST_DEVICE TilesOfUnits tiles_of_units(ScheduleParams const& schedule, MaskParams const& mask,
-                                           Packing const& packing, int slabs, int keys, int queries) {
+                                           Packing const& packing, int slabs, int keys, int queries, bool even) {
   int const slabs_of_all = packing.slab.quotient(queries + packing.queries_per_slab - 1);
-  return {ceil_div(slabs_of_all, slabs), !schedule.bound_by_memory && units_rise(mask),
+  return {ceil_div(slabs_of_all, slabs), !even && !schedule.bound_by_memory && units_rise(mask),
           packing.queries_per_slab * slabs, keys, 1 + schedule.ends};
 }
 
@@ -190,7 +190,8 @@ class WorkSource {
   }
 
   HA_HOST_DEVICE TilesOfUnits tiles_of(int i) const {
-    return tiles_of_units(params_.schedule, params_.mask, params_.packing, slabs_, keys_, state_.sequence[i].len.q);
+    return tiles_of_units(params_.schedule, params_.mask, params_.packing, slabs_, keys_, state_.sequence[i].len.q,
+                          state_.schedule.even_parts());
   }
 
   // Entries of the list, tiles or units of one head group, before a place of the schedule, and of the window.
@@ -305,7 +306,7 @@ class UnitSource {
     FoundPlace const found = place_of_unit(schedule_, in_group);
     if (!found.holds(in_group)) { return true; }  // in damaged metadata none may hold it
     sequence = sequence_at(found.place);
-    TilesOfUnits const tiles = tiles_of_units(params, params_.mask, params_.packing, 1, keys_, sequence.len.q);
+    TilesOfUnits const tiles = tiles_of_units(params, params_.mask, params_.packing, 1, keys_, sequence.len.q, true);
     UnitTile const tile = unit_tile<KernelFamily::kDecode>(found, tiles, rest_.next, params.head_groups.divisor);
     int const first = rest_.next - tile.begin;
     int const last = params.fixed_splits ? first + 1 : min_of(tile.units, rest_.end - tile.begin);

@@ -1412,7 +1412,11 @@ Problem step_of_classes(int total_q, int batch, int heads_k, int seqlen_k) {
 bool has_classes(Problem const& p) { return explains(plan(p, card(132)), "both find their tiles by themselves"); }
 
 TEST_CASE("plan: few prompts beside sequences of few queries have a kernel for each class and no schedule") {
-  auto const step = step_of_classes;
+  auto const step = [](int total_q, int batch, int heads_k, int seqlen_k) {
+    Problem p = step_of_classes(total_q, batch, heads_k, seqlen_k);
+    p.has_metadata = false;
+    return p;
+  };
   Problem p = step(140, 41, 2, 8192);
   Plan const made = plan(p, card(132));
   REQUIRE(has_classes(p));
@@ -1460,7 +1464,7 @@ TEST_CASE("plan: few prompts beside sequences of few queries have a kernel for e
   CHECK(differs([](Problem& q) { q.seqlen_k = 100; }));  // one kernel is enough
 
   // More tiles of few queries than blocks: drawn, unless prompts take much of the card.
-  p = step(140, 41, 8, 4096);
+  p = step_of_classes(140, 41, 8, 4096);
   CHECK(has_classes(p));
   CHECK((plan(p, card(132)).listed && !plan(p, card(132)).makes_schedule));
   CHECK_FALSE(plan(p, card(132)).decode_first);
@@ -1491,26 +1495,41 @@ TEST_CASE("plan: few prompts beside sequences of few queries have a kernel for e
 
 TEST_CASE("plan: few prompts and sequences of few queries share one kernel where two would be late") {
   auto const step = step_of_classes;
-  // One kernel for both: by the schedule that metadata hold, where a cluster may be late with the longest tile, and of
-  // whole tiles, where these are done before a second kernel would begin. No bound on queries decides.
+  // By the schedule that metadata hold, which cut each long tile by itself. No bound on queries decides.
   auto const by_schedule = [](Problem const& problem) {
     Plan const by_it = plan(problem, card(132));
-    return by_it.listed && !by_it.makes_schedule && takes_schedule(by_it, by_it.kernels.front());
+    KernelPlan const& kernel = by_it.kernels.front();
+    return by_it.listed && !by_it.makes_schedule && kernel.tile.calls == Calls::kMixed && kernel.may_split;
   };
   auto const without_metadata = [](Problem problem) {
     problem.has_metadata = false;
     return problem;
   };
-  for (Problem const& late : {step(140, 33, 1, 16000), step(140, 12, 2, 16000), step(140, 18, 1, 25000)}) {
-    CHECK_FALSE(has_classes(late));
-    CHECK(has_classes(without_metadata(late)));
+  for (Problem const& late : {step(140, 33, 1, 16000), step(140, 12, 2, 4200), step(60, 5, 1, 1 << 17)}) {
+    CHECK_FALSE(plan(without_metadata(late), card(132)).listed);
     for (int const bound : {60, 140, 9000}) {  // of queries
       Problem other = late;
       other.seqlen_q = bound;
       CHECK(by_schedule(other));
     }
   }
-  CHECK(has_classes(step(140, 12, 2, 8000)));  // four blocks share a tile of 8k keys
+  CHECK(by_schedule(step(300, 41, 1, 8192)));  // instead of pairs of tiles
+  CHECK(is_paired(plan(without_metadata(step(300, 41, 1, 8192)), card(132)).kernels.front()));
+  CHECK_FALSE(by_schedule(step(140, 12, 2, 4096)));  // tiles that clusters share as well
+  CHECK_FALSE(by_schedule(step(140, 3, 2, 16000)));
+  Problem other = step(140, 33, 1, 16000);
+  other.seqused_q = true;  // of which metadata do not know
+  CHECK_FALSE(has_classes(other));
+  other = step(140, 33, 1, 16000);
+  other.num_splits = 4;  // a bound on parts that this kernel does not have
+  CHECK_FALSE(by_schedule(other));
+  // Two blocks of decode have room on an SM.
+  for (int const keys : {8192, 8320}) {
+    Problem two_on_an_sm = step(140, 66, 1, keys);
+    two_on_an_sm.head_dim = two_on_an_sm.head_dim_v = 64;
+    CHECK(by_schedule(two_on_an_sm) == (keys > 8192));
+  }
+  // Whole tiles, where these are done before a second kernel would begin.
   for (bool const metadata : {false, true}) {
     Problem short_tiles = step(206, 33, 4, 700);
     short_tiles.has_metadata = metadata;
@@ -1520,13 +1539,6 @@ TEST_CASE("plan: few prompts and sequences of few queries share one kernel where
     CHECK_FALSE(plan(short_tiles, card(132)).listed);
   }
   CHECK(has_classes(step(206, 33, 4, 900)));  // tiles of eight blocks instead of six
-  CHECK(has_classes(step(57, 41, 1, 8192)));  // one kernel shares what tiles of both classes there are
-  Problem two_on_an_sm = step(140, 66, 1, 16000);
-  CHECK(by_schedule(two_on_an_sm));
-  two_on_an_sm.head_dim = two_on_an_sm.head_dim_v = 64;  // where all blocks are taken as well
-  CHECK(has_classes(two_on_an_sm));
-  CHECK(by_schedule(step(140, 5, 1, 1 << 17)));  // clusters of 16, and five tiles of a prompt
-  CHECK(has_classes(step(60, 5, 1, 1 << 17)));   // two tiles
 }
 
 TEST_CASE("plan: two blocks share a long tile and a short one where each tile has an SM") {

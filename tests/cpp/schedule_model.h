@@ -39,38 +39,95 @@ inline std::vector<ModelPlace> model_places(ScheduleKernelParams const& params) 
   return places;
 }
 
-// Tiles of few queries cut each by itself, if no sequence has many and a size of parts is found: all parts of tiles
-// that are cut are among the first that blocks take, parts are not much longer than a block's share of all, and each
-// block has one part at most, or whole tiles are short. Returns the size, and 0 if tiles are not cut so.
-inline long long size_of_even_parts(EvenParts const& even, std::vector<ModelPlace> const& places) {
+// How many parts a sequence has if none of its tiles has parts of more than `size` units: tiles of the kernel that may
+// cut them, each in as many as the longest.
+inline long long parts_of_place(ScheduleKernelParams const& params, ModelPlace const& place, long long size) {
+  if (place.work.tiles == 0) { return 0; }
+  long long const queries = sequence_at(params.sequences, place.sequence).len.q;
+  long long const of_mixed = params.even_parts.mixed_queries;
+  return (place.decode ? 1 : (queries + of_mixed - 1) / of_mixed) * ((place.in_blocks.units + size - 1) / size);
+}
+
+// Of one head group. In front stand the tiles that are cut, those of their class that are nearly as long as a part, and
+// prefill, if any of decode is among these.
+struct ModelParts {
+  long long all = 0;
+  long long in_front = 0;
+  long long longest_whole = 0;
+  bool cuts_rising = false;      // tiles of which the first has less than half of the last one's keys
+  std::vector<long long> units;  // of each part, in the order of the list
+};
+
+inline ModelParts parts_of_size(ScheduleKernelParams const& params, std::vector<ModelPlace> const& places,
+                                long long size) {
+  ModelParts found;
+  long long all[2] = {0, 0};
+  long long nearly_cut[2] = {0, 0};
+  for (ModelPlace const& place : places) {
+    long long const parts = parts_of_place(params, place, size);
+    if (parts == 0) { continue; }
+    long long const units = place.in_blocks.units;
+    all[place.decode] += parts;
+    if (8 * units > 7 * size) { nearly_cut[place.decode] += parts; }
+    if (units <= size) { found.longest_whole = std::max(found.longest_whole, units); }
+    if (units > size && 2 * place.in_blocks.least < units) { found.cuts_rising = true; }
+    found.units.insert(found.units.end(), static_cast<std::size_t>(parts), std::min(units, size));
+  }
+  found.all = all[0] + all[1];
+  found.in_front = nearly_cut[1] > 0 ? all[0] + nearly_cut[1] : nearly_cut[0];
+  return found;
+}
+
+// When blocks are done that take a part each and then draw; those which draw first have had parts as short as these.
+inline long long end_of_parts(ModelParts const& parts, long long size, long long share, long long groups,
+                              long long ctas) {
+  long long const rounds = (parts.all * groups + ctas - 1) / ctas;
+  if (rounds == 1) { return size; }
+  long long const drawn = parts.units[static_cast<std::size_t>(ctas / groups)];
+  return std::max(size, std::min(rounds * drawn, share + drawn));
+}
+
+// Tiles cut each by itself: the size of parts, 0 if they are not cut so. All parts of tiles that are cut are among the
+// first that blocks take, at most one for each block. Without prompts parts are hardly longer than a block's share of
+// all, and each block has one part at most, or whole tiles are short. Beside prompts it is the size with which all are
+// done first, no later than chunks, and cutting has to save something.
+inline long long size_of_even_parts(ScheduleKernelParams const& params, std::vector<ModelPlace> const& places) {
+  EvenParts const& even = params.even_parts;
+  bool const mixed = !places.empty() && !places.front().decode;
+  long long const groups = even.head_groups;
+  long long const ctas = mixed ? even.mixed_ctas : even.ctas;
+  long long counted = 0;
   long long units = 0;
   long long most = 0;
   for (ModelPlace const& place : places) {
-    if (!place.decode) { return 0; }
     if (place.work.tiles == 0) { continue; }
-    units += static_cast<long long>(place.work.units) * even.head_groups;
-    most = std::max<long long>(most, place.work.units);
+    counted += place.work.sum();
+    units += parts_of_place(params, place, 1 << 30) * place.in_blocks.units * groups;
+    most = std::max<long long>(most, place.in_blocks.units);
   }
-  if (even.ctas == 0 || places.size() > 512 || units == 0 || most > 15 << 14) { return 0; }
-  long long const share = (units + even.ctas - 1) / even.ctas;
+  if (ctas == 0 || places.size() > 512 || units == 0 || most > 15 << 14 || counted >= 1 << 20) { return 0; }
+  long long const share = (units + ctas - 1) / ctas;
   long long const first = std::max<long long>(even.least_units, share);
+  long long best = 0;
+  long long soonest = 0;
   for (int i = 0; i < 8; ++i) {
-    long long const size = first + i * (1 + share / 64);
-    long long parts = 0;
-    long long in_front = 0;
-    int longest_whole = 0;
-    for (ModelPlace const& place : places) {
-      if (place.work.tiles == 0) { continue; }
-      long long const count = (place.work.units + size - 1) / size;
-      parts += count * even.head_groups;
-      if (count == 1) { longest_whole = std::max(longest_whole, place.work.units); }
-      if (place.work.units > size - size / 8.0) { in_front += count * even.head_groups; }
+    long long const size = first + i * (1 + share / (mixed ? 16 : 64));
+    ModelParts const parts = parts_of_size(params, places, size);
+    if (parts.all >= 1 << 11 || parts.in_front == 0 || parts.in_front * groups > ctas) { continue; }
+    bool const one_each = parts.all * groups <= ctas;
+    if (!mixed) {
+      if (size > first + 4) { return 0; }
+      if (one_each || (parts.longest_whole <= 10 && parts.longest_whole <= first / 2)) { return size; }
+      continue;
     }
-    if (in_front == 0 || in_front > even.ctas) { continue; }
-    if (size > first + 4) { return 0; }
-    if (parts <= even.ctas || (longest_whole <= 10 && longest_whole <= first / 2)) { return size; }
+    long long const end = end_of_parts(parts, size, first, groups, ctas);
+    bool const pays = !parts.cuts_rising && most >= end + 12 && end <= first + 14;
+    if (pays && (best == 0 || end < soonest)) {
+      best = size;
+      soonest = end;
+    }
   }
-  return 0;
+  return best;
 }
 
 inline std::vector<int> model_metadata(ScheduleKernelParams const& params) {
@@ -105,15 +162,14 @@ inline std::vector<int> model_metadata(ScheduleKernelParams const& params) {
   bool const fixed_parts = params.decode.fixed_split > 0;
   int const said = (cuts(of_decode, of_all.units - of_decode.units, units_of_cutting(false, fixed_parts)) << 26) +
                    (cuts(of_all, 0, units_of_cutting(true, fixed_parts)) << 28);
-  long long const size = said == 0 ? 0 : size_of_even_parts(params.even_parts, places);
-  int in_front = 0;
+  bool const has_prefill = !places.empty() && !places.front().decode;
+  long long const size = said == 0 && !has_prefill ? 0 : size_of_even_parts(params, places);
+  // Above units, which are 20 bits then, stand parts.
+  auto const above = [](long long parts) { return static_cast<int>(parts << 20); };
   if (size > 0) {
-    for (ModelPlace& place : places) {
-      bool const stands_in_front = place.work.units > size - size / 8.0;
-      place.work.units = static_cast<int>(4 * ((place.work.units + size - 1) / size));
-      if (stands_in_front && place.work.tiles > 0) { in_front += place.work.units; }
-    }
-    longest[1] = static_cast<int>(4 * ((longest[1] + size - 1) / size));
+    long long const most = std::max(longest[0], longest[1]);
+    longest[0] += above(parts_of_size(params, places, size).in_front);
+    longest[1] += above((most + size - 1) / size);
   }
   auto const stride = static_cast<std::size_t>(schedule_stride(params.sequences.batch));
   std::vector<int> order(stride), tiles_until(stride), units_until(stride), facts(stride);
@@ -124,14 +180,14 @@ inline std::vector<int> model_metadata(ScheduleKernelParams const& params) {
       ModelPlace const& place = places[i];
       order[i] = place.sequence;
       tiles += place.work.tiles;
-      units += place.work.sum();
+      units += place.work.sum() + (size > 0 ? above(parts_of_place(params, place, size)) : 0);
       if (!place.decode) { ++facts[kPlacesAndCuts]; }
     }
     tiles_until[i] = tiles;
     units_until[i] = units;
   }
   facts[kPlacesAndCuts] += said + (size > 0 ? 1 << 30 : 0);
-  facts[kMostUnitsPrefill] = size > 0 ? in_front : longest[0];
+  facts[kMostUnitsPrefill] = longest[0];
   facts[kMostUnitsDecode] = longest[1];
   std::vector<int> metadata{0};
   for (auto const& part : {order, tiles_until, units_until, facts}) {

@@ -115,8 +115,8 @@ ScheduleKernelParams schedule_kernel_of(Call const& call) {
   int const packed = scheduled_packing(problem.heads_q, problem.heads_k);
   TileUse const few = few_queries_use(problem.head_dim, problem.head_dim_v, packed, call.plan.fixed_splits);
   FewReaders const readers = readers_of_few(problem, card(call.sm_count));
-  EvenParts const even_parts{readers.by_schedule, problem.heads_q / packed, kLeastUnits};
-  return {call.sequences, problem.mask, shape(TileUse::kRagged), shape(few), even_parts, readers, nullptr};
+  return {call.sequences, problem.mask, shape(TileUse::kRagged), shape(few), even_parts(problem, readers),
+          readers,        nullptr};
 }
 
 struct Request {
@@ -1782,6 +1782,85 @@ TEST_CASE(
   CHECK(5 * even_of_few >= 3 * few_tiles);
 }
 
+TEST_CASE("schedule: a kernel for both classes cuts long tiles each by itself, and none that is short") {
+  Random random(33);
+  int one_each = 0;
+  int drawn = 0;
+  int whole = 0;
+  int not_even = 0;
+  for (int i = 0; i < 1000; ++i) {
+    Request r;
+    for (int b = pick(random, 1, 3); b > 0; --b) {
+      int const q = pick(random, 40, pick(random, 0, 1) == 0 ? 200 : 2000);
+      r.lengths.push_back({q, q + pick(random, 0, 12'000)});
+    }
+    for (int b = pick(random, 3, 80); b > 0; --b) {
+      r.lengths.push_back({1, pick(random, 1, i % 2 == 0 ? 900 : 9000)});
+    }
+    std::tie(r.heads_q, r.heads_k) = one_of<std::pair<int, int>>(random, {{8, 1}, {7, 1}, {16, 2}, {10, 2}, {16, 4}});
+    r.head_dim = one_of<int>(random, {64, 128});
+    r.sm_count = one_of<int>(random, {114, 132});
+    r.options.num_splits = 0;
+    r.options.causal = pick(random, 0, 3) > 0;
+    r.slack_k = 60'000;
+    CAPTURE(i);
+    CAPTURE(text_of(r));
+    Call call;
+    make_call(r, call);
+    KernelPlan const& kernel = call.plan.kernels.front();
+    if (kernel.tile.calls != Calls::kMixed) { continue; }
+    AttentionParams const params = params_of(call, kernel);
+    Schedule const schedule(params.schedule);
+    if (!schedule.numbers().even_parts()) {
+      ++not_even;
+      continue;
+    }
+    REQUIRE(schedule.by_units());
+    std::vector<Done> done;
+    REQUIRE(run_kernel(params, kernel, random, Turn::kRandom, done) == "");
+    REQUIRE(even_parts_fault(schedule, schedule.chunks(), done) == "");
+    auto const tiles = parts_of_tiles(params, done);
+    REQUIRE(coverage_fault(call, kernel, params, tiles) == "");
+    REQUIRE(combine_fault(call, kernel, tiles) == "");
+    std::map<int, int> items;
+    for (Done const& d : done) { ++items[d.cta]; }
+    bool const several = std::any_of(items.begin(), items.end(), [](auto const& cta) { return cta.second > 1; });
+    ++(several ? drawn : one_each);
+    int longest_whole = 0;  // of few queries
+    int shortest_cut = 1 << 30;
+    for (auto const& [name, parts] : tiles) {
+      auto const [least, most] = std::minmax_element(
+          parts.begin(), parts.end(), [](Part const& a, Part const& b) { return a.end - a.begin < b.end - b.begin; });
+      CHECK(most->end - most->begin <= least->end - least->begin + 1);
+      if (sequence_at(call.sequences, std::get<0>(name)).len.q > 1) { continue; }
+      int blocks = 0;
+      for (Part const& part : parts) { blocks += part.end - part.begin; }
+      whole += parts.size() == 1;
+      (parts.size() == 1 ? longest_whole : shortest_cut) =
+          parts.size() == 1 ? std::max(longest_whole, blocks) : std::min(shortest_cut, blocks);
+    }
+    CHECK(longest_whole < shortest_cut);
+    // A grid of fewer blocks than metadata were made for takes several parts at a time.
+    AttentionParams on_fewer = params;
+    KernelPlan smaller = kernel;
+    smaller.ctas = on_fewer.schedule.ctas = kernel.ctas - pick(random, 1, 40);
+    smaller.partial_slots = 2 * std::int64_t{smaller.ctas};
+    done.clear();
+    REQUIRE(run_kernel(on_fewer, smaller, random, Turn::kRandom, done) == "");
+    CHECK(2 * Schedule(on_fewer.schedule).chunks().cutting <= smaller.partial_slots);
+    REQUIRE(coverage_fault(call, smaller, on_fewer, parts_of_tiles(on_fewer, done)) == "");
+    // Those that know fewer queries than metadata count do without.
+    AttentionParams of_fewer = params;
+    of_fewer.schedule.mixed_parts = false;
+    CHECK_FALSE(Schedule(of_fewer.schedule).numbers().even_parts());
+    CHECK(Schedule(of_fewer.schedule).units() != schedule.units());
+  }
+  CHECK(one_each > 50);
+  CHECK(drawn > 50);
+  CHECK(whole > 1000);
+  CHECK(not_even > 30);
+}
+
 TEST_CASE("schedule: even parts fit the bounds of calls that may have more rows than their sequences") {
   Random random(24);
   int even = 0;
@@ -1804,8 +1883,10 @@ TEST_CASE("schedule: even parts fit the bounds of calls that may have more rows 
     int const batch = call.problem.batch;
     int const* const units_until = call.metadata.data() + 1 + kUnitsUntil * schedule_stride(batch);
     even += Schedule(params).numbers().even_parts();
-    CHECK(units_until[batch - 1] <= params.most_units);
-    CHECK(Schedule(params).units() == units_until[batch - 1] * params.head_groups.divisor);
+    int const until = units_until[batch - 1];
+    int const units = Schedule(params).numbers().even_parts() ? kUnitsOfPart * UnitsAndParts::parts(until) : until;
+    CHECK(units <= params.most_units);
+    CHECK(Schedule(params).units() == units * params.head_groups.divisor);
   }
   CHECK(even > 50);
 }
@@ -2485,8 +2566,8 @@ TEST_CASE("schedule: a kernel for both classes cuts tiles where those of few que
     REQUIRE(call.plan.kernels.front().tile.calls == Calls::kMixed);
     return Schedule(schedule_of(call, call.plan.kernels.front())).by_units();
   };
-  CHECK_FALSE(is_cut(100, 8, 16 * 128));  // 16 blocks more than the mean of all CTAs are not worth it
-  CHECK(is_cut(100, 8, 20 * 128));
+  CHECK_FALSE(is_cut(100, 8, 13 * 128));  // 12 blocks more than parts of two are worth it
+  CHECK(is_cut(100, 8, 16 * 128));
   // A prompt's tiles of 5 to 31 units, 24 for each CTA: alone, the longest is not worth cutting. Behind them, 20 are.
   CHECK_FALSE(is_cut(2200, 1, 128));
   CHECK(is_cut(2200, 8, 26 * 128));
@@ -2806,8 +2887,9 @@ TEST_CASE("cutting_pays_beside: prefill that takes much of the card leaves decod
   WholeTiles const of{64, 64 * 128, 128};  // as fast as all by themselves
   CHECK(!cutting_pays(of, 1, 132));
   CHECK(!cutting_pays_beside(of, 0, 1, readers, enough));
-  CHECK(!cutting_pays_beside(of, 500, 1, readers, enough));   // a short prompt
-  CHECK(cutting_pays_beside(of, 4'000, 1, readers, enough));  // one of 2k tokens
+  CHECK(!cutting_pays_beside(of, 500, 1, readers, enough));    // a short prompt
+  CHECK(cutting_pays_beside(of, 4'000, 1, readers, enough));   // one of 2k tokens
+  CHECK(!cutting_pays_beside(of, 4'000, 2, readers, enough));  // clusters of two take half as long
   WholeTiles const many{256, 256 * 32, 32};
   CHECK(!cutting_pays_beside(many, 4'000, 1, readers, enough));  // none is long
   WholeTiles const longer{64, 64 * 32, 32};                      // than two shares, but by less than cutting takes
@@ -2840,6 +2922,18 @@ TEST_CASE("PlacesAndCuts: all facts of the metadata's word come back, whatever e
     }
   }
   CHECK(PlacesAndCuts::of(-1).prefill == (1 << 26) - 1);  // damaged: readers take no more places than there are
+}
+
+TEST_CASE("UnitsAndParts: sums of both are the sums of each, up to the most that there may be") {
+  int const a = UnitsAndParts::of(700, 3);
+  int const b = UnitsAndParts::of(1, 2000);
+  CHECK(UnitsAndParts::units(a + b) == 701);
+  CHECK(UnitsAndParts::parts(a + b) == 2003);
+  int const most = UnitsAndParts::of(UnitsAndParts::kMostUnits, UnitsAndParts::kMostParts);
+  CHECK(most >= 0);
+  CHECK(UnitsAndParts::units(most) == UnitsAndParts::kMostUnits);
+  CHECK(UnitsAndParts::parts(most) == UnitsAndParts::kMostParts);
+  CHECK(UnitsAndParts::parts(-1) >= 0);  // damaged: no number below 0
 }
 
 }  // namespace hopper_attention

@@ -74,10 +74,11 @@ def blocks_of_tile(mask: Mask, queries: Any, keys: Any, first_row: Any, last_row
 
 @dataclass(frozen=True)
 class Work:
-    """Of each sequence: whether it has few queries, its tiles, the units of the last one and of the first, at least 1, and
-    the blocks of the last one, however many parts it has.
+    """Of each sequence: its queries, whether these are few, its tiles, the units of the last one and of the first, at
+    least 1, and the blocks of the last one, however many parts it has.
     """
 
+    queries: np.ndarray
     decode: np.ndarray
     tiles: np.ndarray
     units: np.ndarray
@@ -146,52 +147,96 @@ def work_of(q_lengths: Any, k_lengths: Any, mask: Mask, shapes: Shapes) -> Work:
         return tiles, units, np.where(tiles <= 1, units, np.minimum(first, units)), blocks
 
     of_few, of_many = of(shapes.decode, True), of(shapes.prefill, False)
-    return Work(decode, *(np.where(decode, a, b) for a, b in zip(of_few, of_many, strict=True)))
+    return Work(queries, decode, *(np.where(decode, a, b) for a, b in zip(of_few, of_many, strict=True)))
 
 
 MOST_EVEN_PLACES = 512  # of a schedule that one thread block makes
 MOST_EVEN_UNITS = 15 * 2**14  # of a tile
+PARTS_BIT = 20  # from which on stand parts, above units
 LEAST_UNITS = 2  # of a part
 UNITS_OF_AN_ITEM = 4  # as long as one item more takes
-UNITS_OF_CUTTING = 10  # as long as merging takes
-UNITS_OF_PART = 4  # that metadata count for each even part
+UNITS_OF_CUTTING = 14  # as long as merging by another kernel takes
+UNITS_OF_CUTTING_ALONE = 10  # as long as merging takes
+UNITS_OF_MIXED_CUTTING = 12  # that whole tiles beside prompts must take more
 SIZES = 8  # of parts, which are tried
 EVEN_BIT = PLACES_BITS + 4  # of the first fact
 
 
 @dataclass(frozen=True)
 class Call:
-    """Of few queries, for which a schedule cuts tiles: its thread blocks and groups of heads."""
+    """For which a schedule cuts tiles: its groups of heads, and the thread blocks of a call of few queries and of one for
+    both classes, with the queries of a tile of the latter; 0: there is none.
+    """
 
     blocks: int = 0
     head_groups: int = 1
+    mixed_blocks: int = 0
+    mixed_queries: int = 1
+
+
+def parts_of(work: Work, call: Call, size: int) -> np.ndarray:
+    """Parts of each sequence if none has more units than that; its tiles are all in as many as the longest."""
+    tiles = np.where(work.decode, work.tiles, -(-work.queries // call.mixed_queries))
+    return tiles * -(-work.blocks // size)
+
+
+def parts_in_front(work: Work, call: Call, size: int) -> int:
+    """Parts up to those of the last tile that is cut, or nearly as long: prompts stand first."""
+    parts = parts_of(work, call, size)
+    nearly_cut = (8 * work.blocks > 7 * size) & (parts > 0)
+    of_decode = nearly_cut & work.decode
+    return int(parts[of_decode | ~work.decode if of_decode.any() else nearly_cut].sum())
+
+
+def end_of_parts(work: Work, call: Call, size: int, share: int) -> int:
+    """When blocks are done that take a part each and then draw: those that draw first have had parts as short as these."""
+    counts, order = parts_of(work, call, size), work.order()
+    rounds = -(-int(counts.sum()) * call.head_groups // call.mixed_blocks)
+    if rounds == 1:
+        return size
+    until = np.cumsum(counts[order])
+    place = int((until * call.head_groups > call.mixed_blocks).argmax())
+    drawn = min(size, int(work.blocks[order[place]]))
+    return max(size, min(rounds * drawn, share + drawn))
 
 
 def size_of_even_parts(work: Work, call: Call) -> int:
     """The most units of a part where tiles are cut each by itself; 0 where they are not.
 
-    Parts are not much longer than equal shares of all. Blocks take those of cut tiles first, one each at most. Then
-    there is nothing else, or tiles that stay whole are short.
+    Blocks take the parts of cut tiles first, one each at most. Without prompts parts are not much longer than equal shares
+    of all, and there is nothing else, or tiles that stay whole are short. Beside prompts it is the size with which all are
+    done first, if cutting saves something, chunks of equal work would be done no sooner, and no fresh prompt is cut.
     """
-    plain = work.sums()
-    units = int(plain.sum()) * call.head_groups
-    if call.blocks == 0 or len(plain) > MOST_EVEN_PLACES or not work.decode.all() or units == 0:
+    mixed = not work.decode.all()
+    blocks = call.mixed_blocks if mixed else call.blocks
+    exists = work.tiles > 0
+    units = int((parts_of(work, call, MOST_EVEN_UNITS) * work.blocks)[exists].sum()) * call.head_groups
+    most = int(work.blocks[exists].max(initial=0))
+    if blocks == 0 or len(exists) > MOST_EVEN_PLACES or units == 0 or most > MOST_EVEN_UNITS:
         return 0
-    if plain.max() > MOST_EVEN_UNITS:
+    if work.sums().sum() >= 1 << PARTS_BIT:
         return 0
-    share = -(-units // call.blocks)
+    share = -(-units // blocks)
     least = max(LEAST_UNITS, share)
-    for size in (least + i * (1 + share // 64) for i in range(SIZES)):
-        counts = -(-plain // size)
-        in_front = int(counts[8 * plain > 7 * size].sum()) * call.head_groups
-        if not 0 < in_front <= call.blocks:
+    found = []
+    for size in (least + i * (1 + share // (16 if mixed else 64)) for i in range(SIZES)):
+        parts = parts_of(work, call, size)
+        in_front = parts_in_front(work, call, size) * call.head_groups
+        if not 0 < in_front <= blocks or parts.sum() >= 1 << (31 - PARTS_BIT):
             continue
-        parts = int(counts.sum()) * call.head_groups
-        longest_whole = int(plain[counts == 1].max(initial=0))
-        fits = parts <= call.blocks or longest_whole <= min(UNITS_OF_CUTTING, least // 2)
-        if fits and size <= least + UNITS_OF_AN_ITEM:
-            return size
-    return 0
+        if mixed:
+            end = end_of_parts(work, call, size, least)
+            rising = exists & (work.blocks > size) & (2 * work.least < work.blocks)
+            pays = not rising.any() and most >= end + UNITS_OF_MIXED_CUTTING and end <= least + UNITS_OF_CUTTING
+        else:
+            end = size
+            longest_whole = int(work.blocks[exists & (work.blocks <= size)].max(initial=0))
+            one_each = int(parts.sum()) * call.head_groups <= blocks
+            most_whole = min(UNITS_OF_CUTTING_ALONE, least // 2)
+            pays = (one_each or longest_whole <= most_whole) and size <= least + UNITS_OF_AN_ITEM
+        if pays:
+            found.append((end, size))
+    return min(found, default=(0, 0))[1]
 
 
 def metadata(work: Work, call: Call = Call(), cuts: int = 0) -> np.ndarray:
@@ -203,10 +248,10 @@ def metadata(work: Work, call: Call = Call(), cuts: int = 0) -> np.ndarray:
     order = work.order()
     found = np.zeros((4, stride), dtype=np.int64)
     found[0, :count] = order
-    units = plain = work.sums()
-    size = size_of_even_parts(work, call) if cuts else 0
+    units = work.sums()
+    size = size_of_even_parts(work, call) if cuts or not work.decode.all() else 0
     if size > 0:
-        units = UNITS_OF_PART * -(-plain // size)
+        units = units + (parts_of(work, call, size) << PARTS_BIT)
     for row, numbers in ((1, work.tiles), (2, units)):
         found[row, :count] = np.cumsum(numbers[order])
         found[row, count:] = numbers.sum()
@@ -214,7 +259,9 @@ def metadata(work: Work, call: Call = Call(), cuts: int = 0) -> np.ndarray:
     for place, chosen in ((1, ~work.decode), (2, work.decode)):  # blocks of the longest tile
         found[3, place] = max(work.blocks[chosen & (work.tiles > 0)], default=0)
     if size > 0:
-        found[3, :3] += 1 << EVEN_BIT, units[8 * plain > 7 * size].sum(), max(units) - found[3, 2]
+        most_parts = -(-int(found[3, 1:3].max()) // size)
+        in_front = parts_in_front(work, call, size)
+        found[3, :3] += 1 << EVEN_BIT, in_front << PARTS_BIT, most_parts << PARTS_BIT
     assert found.max(initial=0) < 2**31, "more units than metadata can count"
     return np.concatenate([[0], found.ravel()]).astype(np.int32)
 
@@ -274,10 +321,17 @@ def plan_of(dims: tuple[int, int], heads: tuple[int, int], **bounds: Any) -> tup
 
 
 def call_of(batch: int, head_dim: int, head_dim_v: int, heads_q: int, heads_k: int) -> Call:
-    """Blocks as the plan of a call of one query each says whose lengths may be long."""
+    """Blocks as the plan of a call of one query each says whose lengths may be long, and that of a step with a prompt, if
+    both have one kernel.
+    """
     bounds = {"batch": batch, "max_seqlen_q": 1, "max_seqlen_k": 1 << 20, "total_q": batch, "num_splits": 0}
     plan, packed = plan_of((head_dim, head_dim_v), (heads_q, heads_k), **bounds)
-    return Call(plan.ctas, heads_q // packed)
+    bounds = {"batch": 2, "max_seqlen_q": 100, "max_seqlen_k": 1 << 20, "total_q": 101, "num_splits": 0}
+    step, _ = plan_of((head_dim, head_dim_v), (8, 1), **bounds)
+    said = re.search(r"^tile: prefill (\d+) rows", "\n".join(step.reasons), re.MULTILINE)
+    if not any("one: it computes tiles of up to" in reason for reason in step.reasons) or said is None:
+        return Call(plan.ctas, heads_q // packed)
+    return Call(plan.ctas, heads_q // packed, 132, 64 // packed * (int(said[1]) // 64))
 
 
 # What starting and ending a tile of many queries takes, in blocks, by its rows and keys: as its costs say, no result.

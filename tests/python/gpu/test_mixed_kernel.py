@@ -6,7 +6,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from gpu.batches import Batch, judge_all, judged_results, make, require_same  # noqa: E402
+import schedule_model  # noqa: E402
+from gpu.batches import Batch, judge_all, judged_results, make, require_same, schedule  # noqa: E402
 from gpu.few_sequences import LAYOUTS, require_graph_serves, require_same_again  # noqa: E402
 from gpu.fixed_splits import plan_of  # noqa: E402
 from gpu.support import small_masks  # noqa: E402
@@ -26,18 +27,30 @@ STEPS = {
     "no single query": ((130, 2000), (65, 65), (300, 4000)),
     "short tiles": ((64, 64), *(((1, 150),) * 20)),
 }
+# Where the schedule cuts long tiles each by itself.
+EVEN = {
+    "tiles of a chunk are cut, those of single queries whole": ((150, 9000), *(((1, 300),) * 60)),
+    "prompts whole, single queries behind them cut": ((70, 300), (90, 90), *(((1, 20_000),) * 3), *(((1, 500),) * 40)),
+    "both classes cut, a part for each block": ((33, 4000), *(((1, 6000),) * 3), (2, 5000)),
+    "parts in front, and more whole tiles than blocks": ((40, 12_000), *((1, 400 + 3 * n) for n in range(130)), (1, 0)),
+}
 
 
 def step(why: str, **given) -> Batch:
     """With an engine's bounds: a page table that has room for more keys than clusters could have."""
     layout = {"keys": "paged", "page_size": 16, "slack": 500}
-    batch = several(why, STEPS[why], **{"num_splits": 0, "heads_q": 8, "heads_k": 2, **layout, **given})
+    batch = several(why, {**STEPS, **EVEN}[why], **{"num_splits": 0, "heads_q": 8, "heads_k": 2, **layout, **given})
     return batch.but(room_k=300_000) if batch.keys == "paged" else batch
 
 
 def is_mixed(batch: Batch) -> bool:
     text = plan_of(batch, max_seqlen_q=max(batch.q_lengths) + batch.slack).explain()
     return "it computes tiles of up to 16 rows as those for few queries do" in text
+
+
+def has_even_parts(batch: Batch) -> bool:
+    stride = -(-batch.size // 4) * 4
+    return bool(schedule(make(batch))[1 + 3 * stride].item() >> schedule_model.EVEN_BIT)
 
 
 @pytest.mark.parametrize("mask", small_masks())
@@ -88,6 +101,22 @@ def test_pages_of_any_size_hold_the_same(page_size):
 def test_results_do_not_change_from_run_to_run(why):
     case = step(why)
     assert is_mixed(case)
+    require_same_again(case)
+
+
+@pytest.mark.parametrize("why", EVEN)
+@pytest.mark.parametrize("kernel", KERNELS, ids=str)
+def test_long_tiles_are_cut_each_by_itself(kernel, why):
+    """The same bits with metadata and without. Calls of fewer queries than metadata know are cut otherwise, and two kernels
+    count units, whatever parts the same metadata have.
+    """
+    dtype, head_dim = kernel
+    case = step(why, dtype=dtype, head_dim=head_dim, causal=True)
+    assert is_mixed(case) and has_even_parts(case)
+    judge_all([case.but(extra_q=31), case.but(extra_q=31, metadata=True), case.but(sinks="fp32", heads_q=10)])
+    others = [case.but(metadata=True, **given) for given in ({"num_splits": 1}, {"num_splits": 3}, {"softcap": 20.0})]
+    assert not any(is_mixed(other) for other in others)
+    judge_all(others)
     require_same_again(case)
 
 
