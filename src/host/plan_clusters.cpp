@@ -159,8 +159,7 @@ FewReaders readers_of_few(Problem problem, DeviceInfo const& device) {
   if (problem.batch_invariant) { return readers; }
   if (request.tiles_of_few() <= readers.ctas) { readers.cluster = widest_cluster(request, tile, tile.per_sm); }
   readers.by_schedule = ctas_by_schedule(request, tile, readers.cluster);
-  TileRow const* const both = special_row(request, TileUse::kMixed);
-  if (both != nullptr) { readers.of_both = request.most_ctas(both->tile); }
+  if (may_be_mixed(request)) { readers.of_both = request.most_ctas(request.tile_row(TileUse::kMixed).tile); }
   return readers;
 }
 

@@ -26,6 +26,11 @@ constexpr MixedRounds kMixedRounds{1, 2, 3};
 // as many keys.
 constexpr MixedRounds kMixedRoundsOfPairs{1, 1, 0.5};
 
+MixedRounds const& mixed_rounds(PlanRequest const& request) {
+  bool const pairs = request.tile_row(request.decode_use()).tile.per_sm > 1;
+  return pairs ? kMixedRoundsOfPairs : kMixedRounds;
+}
+
 // A sequence of the decode kernel is one tile as metadata count them; of the others each may end with a tile that is
 // not full, and resized ones may be one more. `queries`: of a tile, and of one that metadata count.
 std::int64_t most_tiles_of_group(Problem const& problem, KernelFamily family, int queries, bool resized) {
@@ -231,8 +236,7 @@ TileRow const* mixed_row(PlanRequest const& request) {
   TileRow const* const row = special_row(request, TileUse::kMixed);
   Problem const& problem = request.problem;
   if (row == nullptr || !problem.ragged || problem.batch <= 1 || problem.num_splits != 0) { return nullptr; }
-  bool const pairs = request.tile_row(request.decode_use()).tile.per_sm > 1;
-  MixedRounds const& most = pairs ? kMixedRoundsOfPairs : kMixedRounds;
+  MixedRounds const& most = mixed_rounds(request);
   double const sms = request.device.sm_count;
   double const few = static_cast<double>(request.tiles_of_few()) / sms;
   double const many = static_cast<double>(request.full_tiles(row->tile, problem.batch)) / sms;
@@ -328,6 +332,11 @@ constexpr std::int64_t kFewBlocksOfPairedStep = 64;
 constexpr int kLeastSequencesOfStep = 4;
 
 }  // namespace
+
+bool may_be_mixed(PlanRequest const& request) {
+  double const most = mixed_rounds(request).few_beside_rounds * request.device.sm_count;
+  return special_row(request, TileUse::kMixed) != nullptr && static_cast<double>(request.tiles_of_few()) <= most;
+}
 
 bool cuts_step_evenly(PlanRequest const& request) {
   Problem const& problem = request.problem;

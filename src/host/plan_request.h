@@ -199,6 +199,8 @@ void plan_classes(PlanRequest const& request, Plan& plan, ClassesChoice const& c
 // then a schedule has nothing to find out. Sequences may still be shorter, and rows count for none.
 bool lengths_are_known(PlanRequest const& request);
 bool whole_tiles_suffice(PlanRequest const& request);
+// Whether a step of so many sequences may have the kernel for both classes, whatever its prompts are.
+bool may_be_mixed(PlanRequest const& request);
 // Whether metadata are there, which cut each long tile by itself, for a step of prompts beside sequences of few queries
 // that may have such tiles: one kernel takes both then, and nothing is shared out by bounds.
 bool cuts_step_evenly(PlanRequest const& request);

@@ -224,10 +224,15 @@ int check_schedules() {
   for (int const batch : {1,   2,   3,    4,    5,    31,   32,   33,   255,  256,  257,   511,
                           512, 513, 1023, 1025, 2048, 2049, 4096, 5000, 8192, 8193, 20'000}) {
     for (int round = 0; round < 12; ++round) {
-      // In turn: mixed lengths, all alike, decode with a few prompts, all empty.
+      // In turn: mixed lengths, all alike, decode with a few prompts, all empty; two chunks beside decode once.
       std::vector<int> starts{0};
       std::vector<int> keys;
       for (int b = 0; b < batch; ++b) {
+        if (round == 7) {
+          starts.push_back(starts.back() + (b < 2 ? 17 + up_to(100) : 1));
+          keys.push_back(b < 2 ? 5000 + up_to(50'000) : up_to(900));
+          continue;
+        }
         int const kind = round % 4 == 0 ? up_to(3) : round % 4 == 1 ? 4 : round % 4 == 2 ? (up_to(15) == 0 ? 3 : 1) : 0;
         int const queries = kind == 0 ? 0 : kind == 1 ? 1 : kind == 2 ? up_to(40) : kind == 3 ? up_to(3000) : 7;
         starts.push_back(starts.back() + queries);
@@ -244,7 +249,7 @@ int check_schedules() {
       params.decode.least_units = fixed == 0 ? 4 : 1;
       params.readers = {.ctas = 132, .beside_prefill = 99, .cluster = up_to(1) == 0 ? 1 : 4};
       if (fixed == 0 && up_to(3) > 0) {
-        params.even_parts = {up_to(1) == 0 ? 132 : 1 + up_to(300), 1 + up_to(3), 2, up_to(1) * (1 + up_to(300)), 32};
+        params.even_parts = {up_to(1) == 0 ? 132 : 1 + up_to(300), 1 + up_to(3), 2, up_to(3) == 0 ? 0 : 132, 32};
       }
       params.sequences.batch = batch;
       params.sequences.seqlen_q = starts.back();

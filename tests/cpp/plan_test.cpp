@@ -1541,6 +1541,29 @@ TEST_CASE("plan: few prompts and sequences of few queries share one kernel where
   CHECK(has_classes(step(206, 33, 4, 900)));  // tiles of eight blocks instead of six
 }
 
+TEST_CASE("readers_of_few: even parts of steps are asked for where some call may have the kernel that takes them") {
+  auto const of_both = [](int batch, int heads_k, int head_dim) {
+    Problem p = step_of_classes(140, batch, heads_k, 8192);
+    p.head_dim = p.head_dim_v = head_dim;
+    return readers_of_few(p, card(132)).of_both;
+  };
+  CHECK(of_both(66, 4, 128) == 132);  // two rounds of tiles of few queries
+  CHECK(of_both(67, 4, 128) == 0);
+  CHECK(of_both(33, 4, 64) == 132);
+  CHECK(of_both(34, 4, 64) == 0);
+  CHECK(of_both(5, 1, 256) == 0);  // no kernel
+  // A call that makes its schedule itself knows which kernels it has.
+  Problem p = step_of_classes(4000, 41, 2, 8192);
+  p.has_metadata = false;
+  Plan const one = plan(p, card(132));
+  REQUIRE((one.makes_schedule && one.kernels.front().tile.calls == Calls::kMixed));
+  CHECK(one.readers.of_both == 132);
+  p.num_splits = 3;
+  Plan const two = plan(p, card(132));
+  REQUIRE((two.makes_schedule && two.kernels.size() == 2));
+  CHECK(two.readers.of_both == 0);
+}
+
 TEST_CASE("plan: two blocks share a long tile and a short one where each tile has an SM") {
   auto const dense = [](int length, int heads, int head_dim, bool causal) {
     return plan(problem(1, length, length, heads, 1, head_dim, causal), card(132));

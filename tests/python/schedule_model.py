@@ -320,6 +320,9 @@ def plan_of(dims: tuple[int, int], heads: tuple[int, int], **bounds: Any) -> tup
     return plan, max(packed for packed in range(1, 65) if ratio % packed == 0)
 
 
+MIXED_ROUNDS = {64: 1, 128: 2}  # of tiles of few queries, of calls for which there may be one kernel
+
+
 def call_of(batch: int, head_dim: int, head_dim_v: int, heads_q: int, heads_k: int) -> Call:
     """Blocks as the plan of a call of one query each says whose lengths may be long, and that of a step with a prompt, if
     both have one kernel.
@@ -329,9 +332,11 @@ def call_of(batch: int, head_dim: int, head_dim_v: int, heads_q: int, heads_k: i
     bounds = {"batch": 2, "max_seqlen_q": 100, "max_seqlen_k": 1 << 20, "total_q": 101, "num_splits": 0}
     step, _ = plan_of((head_dim, head_dim_v), (8, 1), **bounds)
     said = re.search(r"^tile: prefill (\d+) rows", "\n".join(step.reasons), re.MULTILINE)
-    if not any("one: it computes tiles of up to" in reason for reason in step.reasons) or said is None:
-        return Call(plan.ctas, heads_q // packed)
-    return Call(plan.ctas, heads_q // packed, 132, 64 // packed * (int(said[1]) // 64))
+    groups = heads_q // packed
+    mixed = any("one: it computes tiles of up to" in reason for reason in step.reasons) and said is not None
+    if not mixed or batch * groups > MIXED_ROUNDS[head_dim] * 132:
+        return Call(plan.ctas, groups)
+    return Call(plan.ctas, groups, 132, 64 // packed * (int(said[1]) // 64))
 
 
 # What starting and ending a tile of many queries takes, in blocks, by its rows and keys: as its costs say, no result.

@@ -32,7 +32,7 @@ EVEN = {
     "tiles of a chunk are cut, those of single queries whole": ((150, 9000), *(((1, 300),) * 60)),
     "prompts whole, single queries behind them cut": ((70, 300), (90, 90), *(((1, 20_000),) * 3), *(((1, 500),) * 40)),
     "both classes cut, a part for each block": ((33, 4000), *(((1, 6000),) * 3), (2, 5000)),
-    "parts in front, and more whole tiles than blocks": ((40, 12_000), *((1, 400 + 3 * n) for n in range(130)), (1, 0)),
+    "parts in front, and more whole tiles than blocks": ((40, 12_000), *((1, 400 + 3 * n) for n in range(60)), (1, 0)),
 }
 
 
