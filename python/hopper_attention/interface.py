@@ -601,9 +601,10 @@ def get_scheduler_metadata(
     max_seqlen_k_new: keys that the calls append. max_seqlen_q, max_seqlen_k: bounds, see `flash_attn_varlen_func`; they
     need not be those of the calls. qkv_dtype: None is torch.bfloat16 (torch is not imported for a default value).
     batch_size, lengths, heads, head dims, dtype, page_size, window, chunk, causal, leftpad and batch_invariant must be
-    those of the calls (`check_metadata` tells whether lengths of queries are; keys may have become more); has_softcap, num_splits, pack_gqa and sm_margin have no effect. With batch_invariant only calls
-    with packed queries on one rank use it; those with (B, Sq, Hq, D) queries, seqused_q or cp_world_size make their
-    own.
+    those of the calls (`check_metadata` tells whether the lengths of queries are; with other lengths of keys work is
+    only shared less evenly); has_softcap, num_splits, pack_gqa and sm_margin have no effect. With batch_invariant only
+    calls with packed queries on one rank use it; those with (B, Sq, Hq, D) queries, seqused_q or cp_world_size make
+    their own.
 
     Returns a 1-D int32 tensor of 1 + 4 * (B rounded up to a multiple of 4) elements, or `out`, of that many or more,
     which overlaps no other tensor. It is on the device of cache_seqlens; for an int on that of the other tensors, or,
