@@ -65,6 +65,7 @@ struct FewReaders {
   int cluster = 1;         // of a cluster, if clusters share tiles
   int by_schedule = 0;     // of a call that shares out what a schedule cuts (EvenParts); 0: with batch_invariant
   int of_both = 0;         // of a kernel for both classes; 0: there is none
+  int of_many = 1;         // of one for many queries
 };
 
 // The shape of one tile of work. A structural type: kernels take it as a template value.

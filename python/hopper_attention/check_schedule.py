@@ -8,6 +8,7 @@ MOST_TILE_QUERIES = 256  # at least as many as a tile of any kernel holds
 PLACES_BITS = 26  # of the first fact; above them it says whether tiles are to be cut
 EVEN_BIT = 30  # of the first fact: whether parts stand above the units
 UNITS_BITS = 20  # then
+TILES_BITS = 29  # of their sums; above them it says in which order they are taken
 MOST_FEW_QUERIES = 64  # of a sequence that counts as one of few queries: kSlabRows in src/kernels/tile_geometry.h
 
 
@@ -43,7 +44,7 @@ def check_schedule(found: Any, on_gpu: bool, rows: Any, queries: Any) -> None:
     if not found[:size].any() and not on_gpu:
         return  # what get_scheduler_metadata gives for CPU tensors, whose calls need no schedule
     order, tiles, units, facts = (found[1 + i * stride :][:stride] for i in range(4))
-    order, tiles, units = order[:batch], tiles[:batch], units[:batch]
+    order, tiles, units = order[:batch], tiles[:batch] % 2**TILES_BITS, units[:batch]
     counters = {0: found[0]}
     if batch > 0:
         prefill, counters[size - stride + 3] = int(facts[0]) % 2**PLACES_BITS, facts[3]

@@ -155,7 +155,9 @@ FewReaders readers_of_few(Problem problem, DeviceInfo const& device) {
   testing::ForcedPlan const forced;
   PlanRequest const request{problem, device, forced};
   TileConfig const tile = request.tile_row(request.decode_use()).tile;
-  FewReaders readers{.ctas = request.most_ctas(tile), .beside_prefill = slow_readers_beside_prefill(request, tile)};
+  FewReaders readers{.ctas = request.most_ctas(tile),
+                     .beside_prefill = slow_readers_beside_prefill(request, tile),
+                     .of_many = device.sm_count};
   if (problem.batch_invariant) { return readers; }
   if (request.tiles_of_few() <= readers.ctas) { readers.cluster = widest_cluster(request, tile, tile.per_sm); }
   readers.by_schedule = ctas_by_schedule(request, tile, readers.cluster);

@@ -43,8 +43,21 @@ HA_HOST_DEVICE int number_of_lanes_where(Predicate holds) {
 }
 
 #if defined(__CUDACC__)
+inline constexpr unsigned kAllLanes = 0xffffffff;
+
 // The sum of the lanes' ints, in all of them.
-__device__ __forceinline__ int sum_of_warp(int value) { return __reduce_add_sync(0xffffffff, value); }
+__device__ __forceinline__ int sum_of_warp(int value) { return __reduce_add_sync(kAllLanes, value); }
+
+// Of the lanes up to and with each.
+__device__ __forceinline__ int sum_until_lane(int value) {
+  int const lane = static_cast<int>(threadIdx.x % kLanes);
+#pragma unroll
+  for (int step = 1; step < kLanes; step *= 2) {
+    int const before = __shfl_up_sync(kAllLanes, value, step);
+    value += lane >= step ? before : 0;
+  }
+  return value;
+}
 #endif
 
 // The same of what `value(lane)` is.
@@ -101,12 +114,7 @@ class PerLane {
 // Of the lanes up to and with each.
 HA_HOST_DEVICE PerLane<int> sums_until_lane(PerLane<int> values) {
 #if defined(__CUDA_ARCH__)
-  int& sum = values[0];
-#pragma unroll
-  for (int step = 1; step < kLanes; step *= 2) {
-    int const before = __shfl_up_sync(0xffffffff, sum, step);
-    sum += static_cast<int>(threadIdx.x % kLanes) >= step ? before : 0;
-  }
+  values[0] = sum_until_lane(values[0]);
 #else
   for (int lane = 1; lane < kLanes; ++lane) { values[lane] += values[lane - 1]; }
 #endif

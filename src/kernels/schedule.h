@@ -202,7 +202,7 @@ class Schedule {
       if (params.places == Places::kPrefill) { numbers_.end = prefill; }
       if (params.places == Places::kDecode) { numbers_.begin = prefill; }
       if (numbers_.begin > 0) {
-        numbers_.tiles_base = at(kTilesUntil, numbers_.begin - 1);
+        numbers_.tiles_base = tiles_until(numbers_.begin - 1).tiles;
         numbers_.units_base = units_until(numbers_.begin - 1);
       }
     }
@@ -230,7 +230,7 @@ class Schedule {
   HA_HOST_DEVICE constexpr int tiles_before(int place) const {
     if (metadata_ == nullptr) { return place * params_.alike.tiles; }
     if (place == numbers_.begin) { return 0; }
-    return behind(numbers_.tiles_base, at(kTilesUntil, place - 1), params_.most_tiles);
+    return behind(numbers_.tiles_base, tiles_until(place - 1).tiles, params_.most_tiles);
   }
   HA_HOST_DEVICE constexpr int units_before(int place) const {
     if (metadata_ == nullptr) { return place * params_.alike_units; }
@@ -238,6 +238,13 @@ class Schedule {
     return behind(numbers_.units_base, units_until(place - 1), params_.most_units);
   }
   HA_HOST_DEVICE constexpr int units_of(int place) const { return units_before(place + 1) - units_before(place); }
+
+  // Whether the longest of the whole tiles of a place are the last (TilesUntil).
+  HA_HOST_DEVICE constexpr bool is_turned(int place) const {
+    if (metadata_ == nullptr) { return (numbers_.end - 1 - place) % 2 != 0; }
+    TilesUntil const until = tiles_until(place);
+    return params_.share == CardShare::kTakes ? until.turned_in_class : until.turned_in_all;
+  }
 
   // Of all head groups.
   HA_HOST_DEVICE constexpr int tiles() const { return numbers_.tiles * params_.head_groups.divisor; }
@@ -282,6 +289,8 @@ class Schedule {
     return where_is(metadata_, params_.stride, array)[i];
   }
   HA_HOST_DEVICE constexpr int fact(ScheduleFact which) const { return *where_is(metadata_, params_.stride, which); }
+
+  HA_HOST_DEVICE constexpr TilesUntil tiles_until(int place) const { return TilesUntil::of(at(kTilesUntil, place)); }
 
   // Of parts, where tiles are in even ones.
   HA_HOST_DEVICE constexpr int units_of_word(int word) const {

@@ -1,9 +1,11 @@
 // Computes scheduler metadata: orders the sequences and sums up their work.
 #pragma once
 
+#include "kernels/cutting_pays.h"
 #include "kernels/dependent_launch.h"
 #include "kernels/lanes.h"
 #include "kernels/schedule_params.h"
+#include "kernels/try_parts.h"
 
 namespace hopper_attention {
 
@@ -11,7 +13,6 @@ namespace schedule_detail {
 
 constexpr int kWarps = kScheduleThreads / 32;
 constexpr int kBuckets = kScheduleBuckets;  // half of each class
-constexpr unsigned kAllLanes = 0xffffffff;
 
 // Blocks of a tile, with its ends, to an eighth: 16 steps where they double. Longer tiles have smaller numbers.
 __device__ __forceinline__ int bucket_of(bool decode, SequenceWork const& in_blocks) {
@@ -36,28 +37,18 @@ struct PlaceWork {
   int units;  // of all its tiles; UnitsAndParts where these are cut evenly
 };
 
-// Even parts of one size: `end` is when all are done, in units.
-struct TriedParts {
-  static constexpr int kNever = 1 << 30;  // they do not fit, or do not pay
-
-  int size = 0;
-  int in_front = 0;  // PartsOfSize
-  int end = kNever;
-};
-
 struct Shared {
   alignas(16) int of_warp[kWarps][kBuckets];  // sequences of a bucket in a warp, then those in the warps before it
   int of_cta[kBuckets];                       // sequences of a bucket in this CTA
   int place[kBuckets];                        // where this CTA's first sequence of a bucket goes
   int buckets_of_warp[kBuckets / 32];
-  PlaceWork work[kScheduleThreads];     // of the places that this CTA's threads sum up
-  EvenTiles even[kMostPlacesOfOneCta];  // where there is one CTA
+  PlaceWork work[kScheduleThreads];  // of the places that this CTA's threads sum up
+  SequencesToCut to_cut;
   PlaceWork work_of_warp[kWarps];
   PlaceWork work_of_cta[kScheduleCluster];  // written by the CTAs before this one
   int class_of_warp[kClassNumbers][kWarps];
   int class_of_cta[kClassNumbers];
   int of_class[kClassNumbers];  // in the first CTA
-  TriedParts tried[kPartSizes];
 };
 
 static_assert(sizeof(Shared) <= 48 << 10, "more static shared memory than CUDA 12 compiles");
@@ -84,16 +75,6 @@ struct Ctas {
   }
 };
 
-__device__ __forceinline__ int inclusive_sum(int value) {
-  int const lane = static_cast<int>(threadIdx.x % 32);
-#pragma unroll
-  for (int step = 1; step < 32; step *= 2) {
-    int const other = __shfl_up_sync(kAllLanes, value, step);
-    if (lane >= step) { value += other; }
-  }
-  return value;
-}
-
 // By one warp. Four lanes ask whether cutting pays: over whole tiles and over clusters, of decode and of all.
 __device__ __forceinline__ void write_facts(ScheduleKernelParams const& params, int const (&numbers)[kClassNumbers],
                                             int prefill, int* facts) {
@@ -119,83 +100,47 @@ __device__ __forceinline__ void write_facts(ScheduleKernelParams const& params, 
   facts[kDecodeCounter] = 0;
 }
 
-// By one warp: even parts of size number `i`.
-__device__ __forceinline__ TriedParts try_parts(ScheduleKernelParams const& params, Shared const& shared, int prefill,
-                                                int i) {
-  constexpr int kTooMany = UnitsAndParts::kMostUnits + 1;
-  constexpr long long kFarTooMany = 1 << 24;
-  EvenParts const& even = params.even_parts;
-  int const batch = params.sequences.batch;
-  int const lane = static_cast<int>(threadIdx.x % 32);
-  bool const mixed = prefill > 0;
-  long long const groups = even.head_groups;
-  long long const ctas = even.ctas_for(mixed);
-  long long counted = 0;  // units of metadata, and of the tiles as they would be cut
-  long long wanted = 0;
-  for (int place = lane; place < batch; place += 32) {
-    EvenTiles const& of = shared.even[place];
-    counted = min_of(kFarTooMany, counted + shared.work[place].units);
-    wanted = min_of(kFarTooMany, wanted + static_cast<long long>(of.tiles) * of.units());
-  }
-  long long const units = groups * sum_of_warp(static_cast<int>(wanted));
-  if (sum_of_warp(static_cast<int>(counted)) >= kTooMany || units == 0) { return {}; }
-  PartsOfSize parts{size_of_parts(even, units, mixed, i)};
-  int before = 0;
-  for (int first = 0; first < batch; first += 32) {
-    int const place = first + lane;
-    EvenTiles const of = place < batch ? shared.even[place] : EvenTiles{};
-    parts.add(of, place >= prefill);
-    if (!mixed) { continue; }
-    int const until = before + inclusive_sum(of.parts(parts.size));
-    bool const is_next = groups * (until - of.parts(parts.size)) <= ctas && ctas < groups * until;
-    if (is_next) { parts.first_drawn = min_of(of.units(), parts.size); }
-    before = __shfl_sync(kAllLanes, until, 31);
-  }
-  parts = {.size = parts.size,
-           .prefill = {sum_of_warp(parts.prefill.all), sum_of_warp(parts.prefill.nearly_cut)},
-           .decode = {sum_of_warp(parts.decode.all), sum_of_warp(parts.decode.nearly_cut)},
-           .longest_whole = __reduce_max_sync(kAllLanes, parts.longest_whole),
-           .cuts_rising = __any_sync(kAllLanes, parts.cuts_rising) != 0,
-           .first_drawn = __reduce_max_sync(kAllLanes, parts.first_drawn)};
-  bool const fit =
-      parts.sum() <= UnitsAndParts::kMostParts && parts.in_front() > 0 && groups * parts.in_front() <= ctas;
-  int const share = size_of_parts(even, units, mixed, 0);
-  int const most = max_of(shared.of_class[kMost], shared.of_class[kMost + 1]);
-  int const end = mixed ? end_of_mixed_parts(even, share, parts) : parts.size;
-  bool const pay = mixed ? mixed_parts_pay(end, share, most, parts) : even_parts_pay(even, share, parts);
-  return fit && pay ? TriedParts{parts.size, parts.in_front(), end} : TriedParts{};
-}
-
 // Whether tiles are to be cut each by itself into even parts, and how many: the numbers of the places then have these,
 // too. By all threads, of which each has one place.
-__device__ __forceinline__ void cut_evenly(ScheduleKernelParams const& params, Shared& shared, int prefill,
+__device__ __forceinline__ bool cut_evenly(ScheduleKernelParams const& params, Shared& shared, int prefill,
                                            bool writes_facts, int* facts) {
   int const thread = static_cast<int>(threadIdx.x);
-  int const lane = thread % 32;
-  int const warp = thread / 32;
+  int const warps = static_cast<int>(blockDim.x) / 32 - 1;  // that take sequences
   int const most = max_of(shared.of_class[kMost], shared.of_class[kMost + 1]);
   bool const may_pay = prefill > 0 || facts[kPlacesAndCuts] != 0;
-  if (!may_pay || params.even_parts.ctas_for(prefill > 0) == 0 || most > kMostEvenUnits) { return; }
-  if (warp < kPartSizes) {
-    TriedParts const tried = try_parts(params, shared, prefill, warp);
-    if (lane == 0) { shared.tried[warp] = tried; }
+  if (!may_pay || params.even_parts.ctas_for(prefill > 0) == 0 || most > kMostEvenUnits) { return false; }
+  bool const has_place = thread < params.sequences.batch;
+  if (thread < warps * 32) {
+    note_units(shared.to_cut, thread / 32, has_place ? shared.work[thread].units : 0,
+               has_place ? shared.to_cut.at[thread] : EvenTiles{});
   }
   __syncthreads();
-  int const end = lane < kPartSizes ? shared.tried[lane].end : TriedParts::kNever;
-  int const soonest = __reduce_min_sync(kAllLanes, end);
-  if (soonest == TriedParts::kNever) { return; }
-  TriedParts const& chosen = shared.tried[__ffs(static_cast<int>(__ballot_sync(kAllLanes, end == soonest))) - 1];
-  if (thread < params.sequences.batch) {
+  TriedParts const chosen = best_parts(params, shared.to_cut, warps, prefill, most);
+  if (chosen.end == TriedParts::kNever) { return false; }
+  if (has_place) {
     PlaceWork& work = shared.work[thread];
-    work.units = UnitsAndParts::of(work.units, shared.even[thread].parts(chosen.size));
+    work.units = UnitsAndParts::of(work.units, shared.to_cut.at[thread].parts(chosen.size));
   }
   if (writes_facts) {
     auto said = PlacesAndCuts::of(facts[kPlacesAndCuts]);
     said.even_parts = true;
     facts[kPlacesAndCuts] = said.fact();
     facts[kMostUnitsPrefill] = UnitsAndParts::of(facts[kMostUnitsPrefill], chosen.in_front);
-    facts[kMostUnitsDecode] = UnitsAndParts::of(facts[kMostUnitsDecode], ceil_div(most, chosen.size));
+    facts[kMostUnitsDecode] = UnitsAndParts::of(facts[kMostUnitsDecode], ceil_div_unsigned(most, chosen.size));
   }
+  return true;
+}
+
+// Whether the tiles of a place of prefill may end with the longest. Until the last one is done, CTAs then have half of
+// its time to fill on average; the longest is supposed to be twice as long as the mean. `units_until`: of the places up
+// to and with it.
+__device__ __forceinline__ void turn_tiles(ScheduleKernelParams const& params, Shared const& shared,
+                                           PlaceWork const& work, int units_until, TilesUntil& until) {
+  long long const tiles = static_cast<long long>(params.even_parts.head_groups) * work.tiles;
+  long long const least = static_cast<long long>(params.readers.of_many) * work.units;
+  long long const behind_in_class = shared.of_class[kBlocks] - units_until;
+  until.turned_in_class = behind_in_class * tiles >= least;
+  until.turned_in_all = (behind_in_class + shared.of_class[kBlocks + 1]) * tiles >= least;
 }
 
 template <int kCtas>
@@ -320,7 +265,7 @@ __device__ __forceinline__ void make_schedule(ScheduleKernelParams const& params
         in_all += count;
       }
     }
-    until = inclusive_sum(in_all);
+    until = sum_until_lane(in_all);
     before += until - in_all;
     if (lane == 31) { shared.buckets_of_warp[warp] = until; }
   }
@@ -347,14 +292,15 @@ __device__ __forceinline__ void make_schedule(ScheduleKernelParams const& params
     if (turns == 1) {
       int const owner = kCtas == 1 ? 0 : place / threads;
       Cluster::at(shared.work[place - owner * threads], owner) = work;
-      if (kCtas == 1) { shared.even[place] = entry.even; }
+      if (kCtas == 1) { shared.to_cut.at[place] = entry.even; }
     } else {
       tiles[place] = work.tiles;
       units[place] = work.units;
     }
   }
   Cluster::sync();
-  if (kCtas == 1 && turns_of_all == 1) { cut_evenly(params, shared, prefill, sums_facts && lane == 0, facts); }
+  bool const is_small = kCtas == 1 && turns_of_all == 1;
+  bool const even = is_small && cut_evenly(params, shared, prefill, sums_facts && lane == 0, facts);
 
   // Sums over the places: of each thread's in its warp, of the warps, of the CTAs.
   auto const work_at = [&](int place) {
@@ -382,11 +328,17 @@ __device__ __forceinline__ void make_schedule(ScheduleKernelParams const& params
   for (int turn = 0; turn < turns; ++turn) {
     int const place = first + turn * 32;
     PlaceWork const work = work_at(place);
-    int const tiles_until = sum.tiles + inclusive_sum(work.tiles);
-    int const units_until = sum.units + inclusive_sum(work.units);
+    int const tiles_until = sum.tiles + sum_until_lane(work.tiles);
+    int const units_until = sum.units + sum_until_lane(work.units);
     sum = {__shfl_sync(kAllLanes, tiles_until, 31), __shfl_sync(kAllLanes, units_until, 31)};
     if (place >= stride) { continue; }
-    tiles[place] = tiles_until;
+    bool const may_turn = place < prefill && (prefill - 1 - place) % 2 == 1;  // so that lengths change slowly
+    TilesUntil until{tiles_until, may_turn, may_turn};
+    if (is_small && may_turn) {  // of more sequences each is little beside the others
+      auto const plain = [&](int units) { return even ? UnitsAndParts::units(units) : units; };
+      turn_tiles(params, shared, {work.tiles, plain(work.units)}, plain(units_until), until);
+    }
+    tiles[place] = until.word();
     units[place] = units_until;
     if (place >= batch) { order[place] = 0; }
     if (place >= kScheduleFactCount) { facts[place] = 0; }

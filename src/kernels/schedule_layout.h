@@ -10,7 +10,7 @@ namespace hopper_attention {
 // of its tiles (part_arrivals.h). Each call leaves both at 0.
 enum ScheduleArray : int {
   kSequenceAt,     // sequence at each place
-  kTilesUntil,     // tiles of the places up to and with this one
+  kTilesUntil,     // tiles of the places up to and with this one, and in which order CTAs take its own (TilesUntil)
   kUnitsUntil,     // units of the places up to and with this one, and parts (UnitsAndParts)
   kScheduleFacts,  // ScheduleFact
 };
@@ -61,6 +61,24 @@ struct PlacesAndCuts {
   }
   HA_HOST_DEVICE constexpr int fact() const {
     return prefill | cuts_decode << kPlacesBits | cuts_all << (kPlacesBits + kBits) | int{even_parts} << kEvenBit;
+  }
+};
+
+// Tiles up to and with a place, and whether CTAs that take them whole end with the longest of the place. As every other
+// place does, lengths change slowly along the list. But CTAs that are free before the longest are done must find enough
+// to do at the places behind it, for the kernel itself or for the next one; otherwise the shortest come last.
+struct TilesUntil {
+  static constexpr int kTilesBits = 29;
+
+  int tiles = 0;
+  bool turned_in_class = false;  // where the places of its class count
+  bool turned_in_all = false;    // where all places do
+
+  HA_HOST_DEVICE static constexpr TilesUntil of(int word) {
+    return {word & ((1 << kTilesBits) - 1), (word >> kTilesBits & 1) != 0, (word >> (kTilesBits + 1) & 1) != 0};
+  }
+  HA_HOST_DEVICE constexpr int word() const {
+    return tiles | int{turned_in_class} << kTilesBits | int{turned_in_all} << (kTilesBits + 1);
   }
 };
 

@@ -58,6 +58,7 @@ struct WorkSourceState {
   int window_count = 0;  // how many
   int before = 0;        // entries before the first
   unsigned starts = 0;   // places that have other work than the one before, a bit each
+  unsigned turned = 0;   // places whose longest tiles are the last, a bit each
   int until[kPlaces];    // entries up to and with each
   int units[kPlaces];    // of each
   Sequence sequence[kPlaces];
@@ -136,7 +137,7 @@ class WorkSource {
     int const within = index - before(begin) * groups.divisor;
     int const heads = (end - begin) * groups.divisor;
     // Head groups whose K and V fit in L2 run together; in a pass query block by query block. Every other pass begins
-    // with the shortest, so that lengths change slowly along the list; the last one ends with it.
+    // with the shortest, so that lengths change slowly along the list; the last one ends with it, but at turned places.
     int width = heads;
     int pass = 0;
     int passes = 1;
@@ -153,7 +154,7 @@ class WorkSource {
     int const m = tiles == 1 ? 0 : in_pass / pass_width;
     int const of_places = pass * width + in_pass - m * pass_width;
     int const place = groups.quotient(of_places);
-    bool const turned = (schedule().end() - state_.window - end + passes - 1 - pass) % 2 != 0;
+    bool const turned = ((state_.turned >> (end - 1)) + static_cast<unsigned>(passes - 1 - pass)) % 2 != 0;
     // The last ones of resized tiles may not exist.
     int const existing = params_.schedule.resized.on() ? tiles_of(begin + place).tiles : tiles;
     bool const in_order = first_tiles_are_shortest(params_.mask) == turned || m >= existing;
@@ -246,11 +247,13 @@ class WorkSource {
       if (writes) { state_.sequence[i] = sequence; }
     });
     int const first = entries_before(window);
+    unsigned const turned = lanes_where([&](int lane) { return lane < count && schedule().is_turned(window + lane); });
     in_each_lane([&](int lane) {
       if (lane > 0) { return; }
       state_.window = window;
       state_.window_count = count;
       state_.before = first;
+      state_.turned = turned;
     });
     if constexpr (kPlaces > 1) {
       if (!schedule().by_units()) { find_starts(); }

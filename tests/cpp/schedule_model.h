@@ -173,17 +173,33 @@ inline std::vector<int> model_metadata(ScheduleKernelParams const& params) {
   }
   auto const stride = static_cast<std::size_t>(schedule_stride(params.sequences.batch));
   std::vector<int> order(stride), tiles_until(stride), units_until(stride), facts(stride);
+  // Every other place of prefill ends with its longest tiles if that leaves CTAs no more time to fill than the places
+  // behind it, or these and those of decode, take; of large batches, always.
+  auto const turned = [&](std::size_t i) {
+    ModelPlace const& place = places[i];
+    std::size_t const prefill = static_cast<std::size_t>(
+        std::count_if(places.begin(), places.end(), [](ModelPlace const& of) { return !of.decode; }));
+    if (place.decode || (prefill - i) % 2 != 0) { return 0; }
+    if (places.size() > 512) { return 3 << 29; }
+    long long until = 0;
+    for (std::size_t before = 0; before <= i; ++before) { until += places[before].work.sum(); }
+    long long const to_fill = params.readers.of_many * static_cast<long long>(place.work.sum());
+    auto const fills = [&](long long all) { return (all - until) * place.work.tiles * groups >= to_fill; };
+    return (fills(of_all.units - of_decode.units) ? 1 << 29 : 0) + (fills(of_all.units) ? 1 << 30 : 0);
+  };
   int tiles = 0;
   int units = 0;
   for (std::size_t i = 0; i < stride; ++i) {
+    int turned_bits = 0;
     if (i < places.size()) {
       ModelPlace const& place = places[i];
       order[i] = place.sequence;
+      turned_bits = turned(i);
       tiles += place.work.tiles;
       units += place.work.sum() + (size > 0 ? above(parts_of_place(params, place, size)) : 0);
       if (!place.decode) { ++facts[kPlacesAndCuts]; }
     }
-    tiles_until[i] = tiles;
+    tiles_until[i] = tiles + turned_bits;
     units_until[i] = units;
   }
   facts[kPlacesAndCuts] += said + (size > 0 ? 1 << 30 : 0);

@@ -160,6 +160,8 @@ UNITS_OF_CUTTING_ALONE = 10  # as long as merging takes
 UNITS_OF_MIXED_CUTTING = 12  # that whole tiles beside prompts must take more
 SIZES = 8  # of parts, which are tried
 EVEN_BIT = PLACES_BITS + 4  # of the first fact
+TURNED_BIT = 29  # of the sums of tiles: where places of the class count; the next one: where all do
+BLOCKS_OF_MANY = 132  # thread blocks of a kernel for many queries
 
 
 @dataclass(frozen=True)
@@ -239,6 +241,27 @@ def size_of_even_parts(work: Work, call: Call) -> int:
     return min(found, default=(0, 0))[1]
 
 
+def turned_bits(work: Work, call: Call) -> np.ndarray:
+    """(places,): of every other place of prefill, the last one not among them, whether the places behind it have as much
+    work as thread blocks wait, half of the time of its longest tile each, if they end with that: twice the mean. Of large
+    batches it is said of all those.
+    """
+    order = work.order()
+    prefill = int(np.sum(~work.decode))
+    candidates = (np.arange(len(order)) < prefill) & ((prefill - np.arange(len(order))) % 2 == 0)
+    if len(order) > MOST_EVEN_PLACES:
+        return candidates * (0b11 << TURNED_BIT)
+    units = work.sums()
+    blocks = np.where(work.units == work.blocks, units, work.tiles * work.blocks)  # in whatever parts
+    until = np.cumsum(units[order])
+    to_fill = BLOCKS_OF_MANY * units[order]
+    bits = np.zeros(len(order), dtype=np.int64)
+    for bit, counted in ((TURNED_BIT, ~work.decode), (TURNED_BIT + 1, np.full(len(order), True))):
+        behind = blocks[counted].sum() - until
+        bits += (candidates & (behind * work.tiles[order] * call.head_groups >= to_fill)).astype(np.int64) << bit
+    return bits
+
+
 def metadata(work: Work, call: Call = Call(), cuts: int = 0) -> np.ndarray:
     """(1 + 4 * stride,) int32: the counter at 0, then ARRAYS. cuts: whether it pays to cut tiles, the upper bits of the
     first fact, a choice: see `decisions`.
@@ -255,6 +278,7 @@ def metadata(work: Work, call: Call = Call(), cuts: int = 0) -> np.ndarray:
     for row, numbers in ((1, work.tiles), (2, units)):
         found[row, :count] = np.cumsum(numbers[order])
         found[row, count:] = numbers.sum()
+    found[1, :count] += turned_bits(work, call)
     found[3, 0] = np.sum(~work.decode) + cuts
     for place, chosen in ((1, ~work.decode), (2, work.decode)):  # blocks of the longest tile
         found[3, place] = max(work.blocks[chosen & (work.tiles > 0)], default=0)

@@ -127,6 +127,10 @@ RIGHT = {
         **VARLEN,
         "scheduler_metadata": metadata(tiles=(2, 3, 3), units=(4, 9, 9), facts=(1, 2, 5, 0)),
     },
+    "longest tiles last": {
+        **VARLEN,
+        "scheduler_metadata": metadata(tiles=(3 + (3 << 29), 5, 5), units=(4, 9, 9), facts=(2, 2, 0, 0)),
+    },
     "all with many": {**VARLEN, "scheduler_metadata": metadata(tiles=(3, 5, 5), units=(4, 9, 9), facts=(2, 2, 0, 0))},
     "made for all rows of a dense q": {
         **PAGED,

@@ -128,10 +128,13 @@ def test_every_sequence_has_one_place_the_longest_first(shapes, seed):
     stride = -(-size // 4) * 4
     assert numbers.dtype == np.int32 and numbers.shape == (1 + 4 * stride,) and numbers[0] == 0
     order, tiles, units, facts = numbers[1:].reshape(4, stride).tolist()
+    turned = [word >> schedule_model.TURNED_BIT for word in tiles]
+    tiles = [word % 2**schedule_model.TURNED_BIT for word in tiles]
     assert sorted(order[:size]) == list(range(size)) and set(order[size:]) <= {0}
 
     prefill = sum(n > shapes.decode.queries for n in queries)
     assert facts[0] == prefill and not any(facts[3:])
+    assert not any(turned[prefill:]) and not any(turned[i] for i in range(prefill - 1, -1, -2))
     classes = (order[:prefill], order[prefill:size])
     assert all(queries[b] > shapes.decode.queries for b in classes[0])
     assert all(queries[b] <= shapes.decode.queries for b in classes[1])

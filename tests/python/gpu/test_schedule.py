@@ -118,8 +118,10 @@ def random_step(size: int, number: int) -> Step:
 
 def of_model(step: Step, cuts: int) -> np.ndarray:
     shapes = shapes_of(*step.dims, *step.heads, step.batch_invariant)
-    may_be_even = step.size <= schedule_model.MOST_EVEN_PLACES and not step.batch_invariant
-    call = call_of(step.size, *step.dims, *step.heads) if may_be_even else schedule_model.Call()
+    is_small = step.size <= schedule_model.MOST_EVEN_PLACES
+    call = call_of(step.size, *step.dims, *step.heads) if is_small else schedule_model.Call()
+    if step.batch_invariant:
+        call = schedule_model.Call(head_groups=call.head_groups)
     work = schedule_model.work_of(step.q_lengths(), step.k_lengths(), step.mask, shapes)
     return schedule_model.metadata(work, call, cuts)
 
