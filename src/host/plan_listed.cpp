@@ -325,10 +325,9 @@ void explain_grid_beside_decode(Plan& plan) {
 }
 
 // Key blocks that a tile of few queries may have, up to which two kernels or pairs share the tiles of a step as well by
-// its bounds: with 24 to 32 of them in even parts took 0.97 of their time, with more 0.81. Where two blocks of decode
-// have room on an SM, it has the advantage up to twice as many (docs/performance-notes.md, step 275).
+// its bounds: with 24 to 32 of them in even parts took 0.97 of their time, with more 0.81 (docs/performance-notes.md,
+// steps 275 and 280).
 constexpr std::int64_t kFewBlocksOfStep = 32;
-constexpr std::int64_t kFewBlocksOfPairedStep = 64;
 constexpr int kLeastSequencesOfStep = 4;
 
 }  // namespace
@@ -345,8 +344,7 @@ bool cuts_step_evenly(PlanRequest const& request) {
   bool const is_step = problem.packed_q && !problem.seqused_q && !request.decodes() && !queries_are_known(problem) &&
                        problem.batch >= kLeastSequencesOfStep;
   if (!problem.has_metadata || !is_step || is_forced || mixed_row(request) == nullptr) { return false; }
-  TileConfig const few = request.tile_row(request.decode_use()).tile;
-  return request.blocks_of_tile(few) > (few.per_sm == 1 ? kFewBlocksOfStep : kFewBlocksOfPairedStep);
+  return request.blocks_of_tile(request.tile_row(request.decode_use()).tile) > kFewBlocksOfStep;
 }
 
 void plan_listed(PlanRequest const& request, Plan& plan, PrefillChoice const& choice) {

@@ -99,7 +99,7 @@ inline EvenParts even_parts(Problem const& problem, FewReaders const& readers) {
   if (readers.of_both > 0) {
     TileConfig const both = find_tile(problem.head_dim, problem.head_dim_v, TileUse::kMixed)->tile;
     even.mixed_ctas = readers.of_both;
-    even.mixed_queries = tile_shape(both, packed, false).queries;
+    even.mixed_queries = FastDivmod(tile_shape(both, packed, false).queries);
   }
   return even;
 }

@@ -26,6 +26,7 @@ struct KeyInterval {
   int end;
 
   HA_HOST_DEVICE constexpr bool empty() const { return begin >= end; }
+  HA_HOST_DEVICE constexpr int length() const { return empty() ? 0 : end - begin; }
 };
 
 // Whether finding what a query sees takes divisions. They are more code than all else, which most calls only jump over.
@@ -80,6 +81,12 @@ HA_HOST_DEVICE constexpr SeenByTwo visible(MaskParams const& mask, int first_row
             keys_of_chunk_and_rank(mask, last_row + offset, len, seen.last)};
   }
   return {keys_that_exist(seen.first), keys_that_exist(seen.last)};
+}
+
+// What the rows [first_row, last_row] see together.
+HA_HOST_DEVICE constexpr KeyInterval seen_by_rows(MaskParams const& mask, int first_row, int last_row, SeqlenQK len) {
+  auto const [first, last] = visible(mask, first_row, last_row, len);
+  return {first.begin, last.end};
 }
 
 // Whether tiles get longer along the queries, or are alike but for the first one, which may have fewer slabs

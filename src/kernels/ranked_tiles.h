@@ -121,7 +121,7 @@ class RankedTiles {
     Sequence const sequence = sequence_at(params_.sequences, index);
     if (!params_.takes(sequence)) { return {}; }
     SeqlenQK const len = sequence.len;
-    SequenceWork const work = even_work({params_.ranked.queries.divisor, keys_}, params_.mask, len);
+    SequenceWork const work = even_work(TileShape{params_.ranked.queries.divisor, keys_}, params_.mask, len);
     // Beside the keys of the sequence, of which the last tile cannot see more.
     int const beyond = rise_ ? min_of(params_.mask.right, len.q) : 0;
     return {len.k + beyond, static_cast<unsigned>(min_of(work.tiles, kMostRankedTiles)),

@@ -107,16 +107,16 @@ __device__ __forceinline__ bool cut_evenly(ScheduleKernelParams const& params, S
   int const thread = static_cast<int>(threadIdx.x);
   int const warps = static_cast<int>(blockDim.x) / 32 - 1;  // that take sequences
   int const most = max_of(shared.of_class[kMost], shared.of_class[kMost + 1]);
-  bool const may_pay = prefill > 0 || facts[kPlacesAndCuts] != 0;
-  if (!may_pay || params.even_parts.ctas_for(prefill > 0) == 0 || most > kMostEvenUnits) { return false; }
+  if (params.even_parts.ctas_for(prefill > 0) == 0 || most > kMostEvenUnits) { return false; }
+  if (prefill == 0 && facts[kPlacesAndCuts] == 0) { return false; }
   bool const has_place = thread < params.sequences.batch;
   if (thread < warps * 32) {
     note_units(shared.to_cut, thread / 32, has_place ? shared.work[thread].units : 0,
                has_place ? shared.to_cut.at[thread] : EvenTiles{});
   }
   __syncthreads();
-  TriedParts const chosen = best_parts(params, shared.to_cut, warps, prefill, most);
-  if (chosen.end == TriedParts::kNever) { return false; }
+  TriedParts const chosen = best_parts(params, shared.to_cut, warps, prefill, most, shared.of_class[kMost + 1]);
+  if (chosen.cost == TriedParts::kNever) { return false; }
   if (has_place) {
     PlaceWork& work = shared.work[thread];
     work.units = UnitsAndParts::of(work.units, shared.to_cut.at[thread].parts(chosen.size));
@@ -184,12 +184,12 @@ __device__ __forceinline__ void make_schedule(ScheduleKernelParams const& params
     if (b < batch) {
       SeqlenQK const len = sequence_at(params.sequences, b).len;
       entry.decode = len.q <= params.decode.queries;
-      TileShape const& shape = entry.decode ? params.decode : params.prefill;
+      FastTileShape const& shape = entry.decode ? params.decode : params.prefill;
       entry.in_blocks = work_in_blocks(shape, params.mask, len);
       entry.work = work_in_units(shape, entry.in_blocks);
-      entry.even.tiles = entry.decode ? entry.work.tiles : ceil_div(len.q, params.even_parts.mixed_queries);
-      entry.even.tile_units = entry.in_blocks.units;
-      entry.even.rise = 2 * entry.in_blocks.least < entry.in_blocks.units;
+      FastDivmod const& of_mixed = params.even_parts.mixed_queries;
+      int const tiles = entry.decode ? entry.work.tiles : of_mixed.quotient(len.q + of_mixed.divisor - 1);
+      entry.even = EvenTiles(tiles, entry.in_blocks.units, entry.in_blocks.least);
       entry.bucket = bucket_of(entry.decode, entry.in_blocks);
     }
     entry.alike = __match_any_sync(kAllLanes, entry.bucket);
@@ -207,6 +207,7 @@ __device__ __forceinline__ void make_schedule(ScheduleKernelParams const& params
 
   // How many sequences each bucket has, of each warp.
   Entry entry;
+  int class_number = 0;  // of the warp: of each lane its own one of ClassNumber
   for (int turn = 0; turn < turns; ++turn) {
     entry = entry_of(first + turn * 32);
     take_rank(entry);
@@ -215,12 +216,12 @@ __device__ __forceinline__ void make_schedule(ScheduleKernelParams const& params
 #pragma unroll
     for (int i = 0; i < kClassNumbers; ++i) {
       int const number = i < kTiles ? most : i < kBlocks ? entry.work.tiles : sum;
-      int const of_warp = reduce_class_number(i, entry.decode == (i % 2 == 1) ? number : 0);
-      if (lane > 0) { continue; }
-      int& so_far = shared.class_of_warp[i][warp];
-      so_far = turn == 0 ? of_warp : i < kTiles ? max_of(so_far, of_warp) : so_far + of_warp;
+      int const of_turn = reduce_class_number(i, entry.decode == (i % 2 == 1) ? number : 0);
+      int const so_far = i < kTiles ? max_of(class_number, of_turn) : class_number + of_turn;
+      class_number = lane == i ? so_far : class_number;
     }
   }
+  if (!sums_facts && lane < kClassNumbers) { shared.class_of_warp[lane][warp] = class_number; }
   __syncthreads();
 
   // Where each bucket begins: behind the buckets before it, then behind the CTAs and the warps before.

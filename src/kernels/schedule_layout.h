@@ -88,7 +88,7 @@ inline constexpr int kUnitsOfPart = 4;
 
 // Units, which are key blocks, and above them parts, where there are even ones, so that kernels of both kinds read the
 // same metadata. Sums of such numbers are those of units and those of parts. Of the facts about the longest tiles
-// that of prefill has the parts in front (PartsOfSize), that of decode those of the tile which is in most.
+// that of prefill has the parts in front (EvenParts), that of decode those of the tile which is in most.
 struct UnitsAndParts {
   static constexpr int kUnitsBits = 20;
   static constexpr int kMostUnits = (1 << kUnitsBits) - 1;

@@ -12,8 +12,8 @@ namespace hopper_attention {
 struct ScheduleKernelParams {
   SequenceParams sequences;
   MaskParams mask;
-  TileShape prefill;
-  TileShape decode;
+  FastTileShape prefill;
+  FastTileShape decode;
   EvenParts even_parts;
   FewReaders readers;
   int* metadata;  // as schedule.h lays it out

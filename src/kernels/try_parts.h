@@ -7,13 +7,13 @@
 
 namespace hopper_attention::schedule_detail {
 
-// Even parts of one size: `end` is when all are done, in units.
+// Even parts of one size: `cost` is when all are done and merged, in units.
 struct TriedParts {
   static constexpr int kNever = 1 << 30;  // they do not fit, or do not pay
 
   int size = 0;
-  int in_front = 0;  // PartsOfSize
-  int end = kNever;
+  int in_front = 0;  // parts of one head group, EvenParts
+  int cost = kNever;
 };
 
 // In shared memory: all sequences of the batch, where one CTA makes the schedule and each thread has one at most.
@@ -29,8 +29,9 @@ struct SequencesToCut {
 // By a warp that has some places: `units` of the one that this lane has, as metadata count them, and its tiles as they
 // would be cut. Sums that are too large stay so.
 __device__ __forceinline__ void note_units(SequencesToCut& shared, int warp, int units, EvenTiles const& of) {
-  constexpr int kTooMany = 1 << 22;
-  long long const cut = static_cast<long long>(of.tiles) * of.units();
+  constexpr int kTooMany = (1 << 30) / kMostPlacesOfOneCta;
+  static_assert(kTooMany > UnitsAndParts::kMostUnits);
+  long long const cut = static_cast<long long>(of.tiles()) * of.mean_units();
   int const counted_of_warp = sum_of_warp(min_of(units, kTooMany));
   int const cut_of_warp = sum_of_warp(cut < kTooMany ? static_cast<int>(cut) : kTooMany);
   if (threadIdx.x % 32 > 0) { return; }
@@ -38,66 +39,111 @@ __device__ __forceinline__ void note_units(SequencesToCut& shared, int warp, int
   shared.units_cut[warp] = cut_of_warp;
 }
 
-// By one warp: parts of size number `i`. `warps` have noted units; `prefill`: places of that class; `most`: units of
-// the longest tile.
-__device__ __forceinline__ TriedParts try_parts(ScheduleKernelParams const& params, SequencesToCut const& shared,
-                                                int warps, int prefill, int most, int i) {
-  EvenParts const& even = params.even_parts;
-  int const batch = params.sequences.batch;
+// The places of the batch and their tiles, by one warp: a step of a kernel for few queries, or one for both classes.
+struct StepToCut {
+  EvenParts const& even;
+  EvenTiles const* at;
+  int batch;
+  int prefill;  // places of that class
+  int most;     // units of the longest tile
+  int most_decode;
+  int counted;  // units, as metadata count them
+  int share;    // of one CTA
+
+  __device__ __forceinline__ EvenTiles tiles_at(int place) const { return place < batch ? at[place] : EvenTiles{}; }
+};
+
+// Parts of size number `i` of tiles of few queries alone.
+__device__ __forceinline__ TriedParts try_parts_of_few(StepToCut const& step, int i) {
   int const lane = static_cast<int>(threadIdx.x % 32);
-  bool const mixed = prefill > 0;
-  int const counted = sum_of_warp(lane < warps ? shared.units_counted[lane] : 0);
-  long long const units =
-      static_cast<long long>(even.head_groups) * sum_of_warp(lane < warps ? shared.units_cut[lane] : 0);
-  if (counted > UnitsAndParts::kMostUnits || units == 0 || units > kMostUnitsShared) { return {}; }
-  int const share = share_of_cta(even, static_cast<int>(units), mixed);
-  PartsOfSize parts{size_of_parts(even, share, mixed, i)};
-  auto const tiles_at = [&](int place) { return place < batch ? shared.at[place] : EvenTiles{}; };
-  // Parts that CTAs have from the start, and of the 32 places that have the next one: the first, and parts before it.
-  int const drawn_behind = even.ctas_for(mixed) / even.head_groups;
-  int first_of_drawn = batch;
-  int before_drawn = 0;
-  int before = 0;
+  PartsOfSize parts{size_of_parts(step.share, i)};
 #pragma unroll 4
-  for (int first = 0; first < batch; first += 32) {
-    EvenTiles const of = tiles_at(first + lane);
-    parts.add(of, first + lane >= prefill);
-    int const until = before + sum_of_warp(of.parts(parts.size));
-    if (before <= drawn_behind && drawn_behind < until) {
-      first_of_drawn = first;
-      before_drawn = before;
-    }
-    before = until;
-  }
-  EvenTiles const of = tiles_at(first_of_drawn + lane);
-  int const until = before_drawn + sum_until_lane(of.parts(parts.size));
-  bool const is_next = until - of.parts(parts.size) <= drawn_behind && drawn_behind < until;
-  parts = {.size = parts.size,
-           .prefill = {sum_of_warp(parts.prefill.all), sum_of_warp(parts.prefill.nearly_cut)},
-           .decode = {sum_of_warp(parts.decode.all), sum_of_warp(parts.decode.nearly_cut)},
-           .longest_whole = __reduce_max_sync(kAllLanes, parts.longest_whole),
-           .cuts_rising = __any_sync(kAllLanes, parts.cuts_rising) != 0,
-           .first_drawn = sum_of_warp(is_next ? min_of(of.units(), parts.size) : 0)};
-  if (!parts_fit(even, mixed, parts)) { return {}; }
-  int const least = size_of_parts(even, share, mixed, 0);
-  int const end = mixed ? end_of_mixed_parts(even, least, parts) : parts.size;
-  bool const pay = mixed ? mixed_parts_pay(end, least, most, parts) : even_parts_pay(even, least, parts);
-  return pay ? TriedParts{parts.size, parts.in_front(), end} : TriedParts{};
+  for (int first = 0; first < step.batch; first += 32) { parts.add(step.tiles_at(first + lane)); }
+  parts = {parts.size, sum_of_warp(parts.all), sum_of_warp(parts.in_front),
+           __reduce_max_sync(kAllLanes, parts.longest_whole)};
+  bool const pay =
+      parts_fit(step.even, false, parts.all, parts.in_front) && even_parts_pay(step.even, step.share, parts);
+  return pay ? TriedParts{parts.size, parts.in_front, parts.size} : TriedParts{};
 }
 
-// Those of the size with which all are done first, the smallest of such; by all threads.
+// The same in a kernel for both classes. Not tiles of a fresh prompt, which would all be in as many parts as the
+// longest.
+__device__ __forceinline__ TriedParts try_mixed_parts(StepToCut const& step, int i) {
+  EvenParts const& even = step.even;
+  int const lane = static_cast<int>(threadIdx.x % 32);
+  int const size = size_of_mixed_parts(even, step.share, step.most, i);
+  bool const cuts_decode = is_nearly_cut(step.most_decode, size);
+  int all = 0;
+  int cut = 0;
+  PartsUntil front;
+  bool cuts_rising = false;
+#pragma unroll 4
+  for (int place = lane; place < step.batch; place += 32) {
+    EvenTiles const of = step.at[place];
+    int const parts = of.parts(size);
+    all += parts;
+    if (is_nearly_cut(of.units(), size) || (place < step.prefill && cuts_decode)) {
+      front.parts += parts;
+      front.units += of.units_of_all();
+    }
+    if (of.units() > size) {
+      cut += parts;
+      cuts_rising = cuts_rising || (parts > 0 && of.rise());
+    }
+  }
+  all = sum_of_warp(all);
+  cut = even.head_groups * sum_of_warp(cut);
+  front = {sum_of_warp(front.parts), even.head_groups * sum_of_warp(front.units)};
+  if (!parts_fit(even, true, all, front.parts) || __any_sync(kAllLanes, cuts_rising) != 0) { return {}; }
+  int const in_front = front.parts;
+  front.parts *= even.head_groups;
+
+  PartsUntil done;
+  int end = 0;
+  for (int first = 0; first < step.batch; first += 32) {
+    EvenTiles const of = step.tiles_at(first + lane);
+    int const parts = even.head_groups * of.parts(size);
+    int const units = even.head_groups * of.units_of_all();
+    PartsUntil until{done.parts + sum_of_warp(parts), done.units + sum_of_warp(units)};
+    PartsUntil const next = until;
+    if (until.parts > even.mixed_ctas) {  // otherwise nothing has been drawn yet
+      until = {done.parts + sum_until_lane(parts), done.units + sum_until_lane(units)};
+    }
+    done = next;
+    if (parts > 0) { end = max_of(end, end_of_parts(even.mixed_ctas, front, until, of.length(size))); }
+  }
+  int const cost = __reduce_max_sync(kAllLanes, end) + units_of_merging(cut, even.mixed_ctas);
+  MixedStep const of_step{even.mixed_ctas, step.most, step.share,
+                          static_cast<long long>(even.head_groups) * step.counted};
+  bool const pay = mixed_parts_pay(of_step, cost, cut == 0 && done.parts <= even.mixed_ctas);
+  return pay ? TriedParts{size, in_front, cost} : TriedParts{};
+}
+
+// Those of the size with which all are done and merged first, by all threads; of several in a kernel for both classes
+// the last one, which is least to merge. `warps` have noted units.
 __device__ __forceinline__ TriedParts best_parts(ScheduleKernelParams const& params, SequencesToCut& shared, int warps,
-                                                 int prefill, int most) {
+                                                 int prefill, int most, int most_decode) {
+  EvenParts const& even = params.even_parts;
   int const lane = static_cast<int>(threadIdx.x % 32);
   int const warp = static_cast<int>(threadIdx.x / 32);
   if (warp < kPartSizes) {
-    TriedParts const tried = try_parts(params, shared, warps, prefill, most, warp);
+    bool const mixed = prefill > 0;
+    int const counted = sum_of_warp(lane < warps ? shared.units_counted[lane] : 0);
+    long long const units =
+        static_cast<long long>(even.head_groups) * sum_of_warp(lane < warps ? shared.units_cut[lane] : 0);
+    TriedParts tried;
+    if (counted <= UnitsAndParts::kMostUnits && units > 0 && units <= kMostUnitsShared) {
+      int const share = share_of_cta(even, static_cast<int>(units), mixed);
+      StepToCut const step{even, shared.at, params.sequences.batch, prefill, most, most_decode, counted, share};
+      tried = mixed ? try_mixed_parts(step, warp) : try_parts_of_few(step, warp);
+    }
     if (lane == 0) { shared.tried[warp] = tried; }
   }
   __syncthreads();
-  int const end = lane < kPartSizes ? shared.tried[lane].end : TriedParts::kNever;
-  int const soonest = __reduce_min_sync(kAllLanes, end);
-  return shared.tried[__ffs(static_cast<int>(__ballot_sync(kAllLanes, end == soonest))) - 1];
+  int const cost = lane < kPartSizes ? shared.tried[lane].cost : TriedParts::kNever;
+  int const least = __reduce_min_sync(kAllLanes, cost);
+  unsigned const found = __ballot_sync(kAllLanes, cost == least) & ((1U << kPartSizes) - 1);
+  return shared.tried[prefill > 0 ? log2_of(static_cast<int>(found)) : __ffs(static_cast<int>(found)) - 1];
 }
 
 }  // namespace hopper_attention::schedule_detail

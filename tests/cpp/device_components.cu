@@ -218,7 +218,8 @@ int check_schedules() {
   int wrong = 0;
   int batches = 0;
   int even = 0;
-  int even_of_both = 0;
+  int cut_of_both = 0;
+  int whole_of_both = 0;
   std::mt19937 random(2);
   auto const up_to = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n + 1)); };
   for (int const batch : {1,   2,   3,    4,    5,    31,   32,   33,   255,  256,  257,   511,
@@ -244,12 +245,12 @@ int check_schedules() {
       params.mask = {up_to(3) == 0 ? up_to(2000) : kUnlimited, up_to(1) == 0 ? 0 : kUnlimited,
                      up_to(3) == 0 ? 1 + up_to(5000) : 0};
       int const fixed = round >= 8 ? 32 : 0;
-      params.prefill = {48, 128, fixed == 0 ? 0 : 1 << 30};
-      params.decode = {16, 64, fixed};
-      params.decode.least_units = fixed == 0 ? 4 : 1;
-      params.readers = {.ctas = 132, .beside_prefill = 99, .cluster = up_to(1) == 0 ? 1 : 4};
+      params.prefill = TileShape{48, 128, fixed == 0 ? 0 : 1 << 30};
+      params.decode = TileShape{16, 64, fixed, fixed == 0 ? 4 : 1};
+      params.readers = {.ctas = 132, .beside_prefill = 99, .cluster = up_to(1) == 0 ? 1 : 4, .of_many = 132};
       if (fixed == 0 && up_to(3) > 0) {
-        params.even_parts = {up_to(1) == 0 ? 132 : 1 + up_to(300), 1 + up_to(3), 2, up_to(3) == 0 ? 0 : 132, 32};
+        params.even_parts = {up_to(1) == 0 ? 132 : 1 + up_to(300), 1 + up_to(3), 2, up_to(3) == 0 ? 0 : 132,
+                             FastDivmod(32)};
       }
       params.sequences.batch = batch;
       params.sequences.seqlen_q = starts.back();
@@ -270,7 +271,10 @@ int check_schedules() {
       ++batches;
       int const fact = *where_is(expected.data(), schedule_stride(batch), kPlacesAndCuts);
       even += PlacesAndCuts::of(fact).even_parts;
-      even_of_both += PlacesAndCuts::of(fact).even_parts && PlacesAndCuts::of(fact).prefill > 0;
+      if (PlacesAndCuts::of(fact).even_parts && PlacesAndCuts::of(fact).prefill > 0) {
+        int const most_parts = *where_is(expected.data(), schedule_stride(batch), kMostUnitsDecode);
+        ++(UnitsAndParts::parts(most_parts) > 1 ? cut_of_both : whole_of_both);
+      }
       if (made != expected) {
         if (++wrong <= 5) { std::fprintf(stderr, "batch %d, round %d: the schedule differs\n", batch, round); }
         continue;
@@ -315,9 +319,10 @@ int check_schedules() {
       }
     }
   }
-  std::printf("%d schedules, %d of them with tiles in even parts, %d of these with prompts, %d wrong\n", batches, even,
-              even_of_both, wrong);
-  return even >= 10 && even_of_both >= 3 ? wrong : wrong + 1;
+  std::printf(
+      "%d schedules, %d of them with tiles in even parts, %d of these with prompts, beside %d whole ones, %d wrong\n",
+      batches, even, cut_of_both, whole_of_both, wrong);
+  return even >= 10 && cut_of_both >= 3 ? wrong : wrong + 1;
 }
 
 int run() {

@@ -1523,11 +1523,10 @@ TEST_CASE("plan: few prompts and sequences of few queries share one kernel where
   other = step(140, 33, 1, 16000);
   other.num_splits = 4;  // a bound on parts that this kernel does not have
   CHECK_FALSE(by_schedule(other));
-  // Two blocks of decode have room on an SM.
-  for (int const keys : {8192, 8320}) {
-    Problem two_on_an_sm = step(140, 66, 1, keys);
-    two_on_an_sm.head_dim = two_on_an_sm.head_dim_v = 64;
-    CHECK(by_schedule(two_on_an_sm) == (keys > 8192));
+  for (int const keys : {4096, 4224}) {
+    Problem narrow = step(140, 66, 1, keys);  // head dim 64 has the same bound
+    narrow.head_dim = narrow.head_dim_v = 64;
+    CHECK(by_schedule(narrow) == (keys > 4096));
   }
   // Whole tiles, where these are done before a second kernel would begin.
   for (bool const metadata : {false, true}) {

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <iterator>
 #include <vector>
 
 #include "kernels/schedule_params.h"
@@ -44,53 +43,89 @@ inline std::vector<ModelPlace> model_places(ScheduleKernelParams const& params) 
 inline long long parts_of_place(ScheduleKernelParams const& params, ModelPlace const& place, long long size) {
   if (place.work.tiles == 0) { return 0; }
   long long const queries = sequence_at(params.sequences, place.sequence).len.q;
-  long long const of_mixed = params.even_parts.mixed_queries;
+  long long const of_mixed = params.even_parts.mixed_queries.divisor;
   return (place.decode ? 1 : (queries + of_mixed - 1) / of_mixed) * ((place.in_blocks.units + size - 1) / size);
 }
 
-// Of one head group. In front stand the tiles that are cut, those of their class that are nearly as long as a part, and
-// prefill, if any of decode is among these.
+// Of one head group.
 struct ModelParts {
   long long all = 0;
   long long in_front = 0;
+  long long cut = 0;  // of tiles that are
   long long longest_whole = 0;
-  bool cuts_rising = false;      // tiles of which the first has less than half of the last one's keys
-  std::vector<long long> units;  // of each part, in the order of the list
+  bool cuts_rising = false;  // tiles of which the first has less than half of the last one's keys
 };
+
+// In front stand the tiles that are cut, those of their class that are nearly as long as a part, and prefill, if any of
+// decode is among these.
+inline bool stands_in_front(std::vector<ModelPlace> const& places, ModelPlace const& place, long long size) {
+  auto const nearly_cut = [&](ModelPlace const& p) { return p.work.tiles > 0 && 8LL * p.in_blocks.units > 7 * size; };
+  bool const cuts_decode =
+      std::any_of(places.begin(), places.end(), [&](ModelPlace const& p) { return p.decode && nearly_cut(p); });
+  return place.work.tiles > 0 && (nearly_cut(place) || (cuts_decode && !place.decode));
+}
 
 inline ModelParts parts_of_size(ScheduleKernelParams const& params, std::vector<ModelPlace> const& places,
                                 long long size) {
   ModelParts found;
-  long long all[2] = {0, 0};
-  long long nearly_cut[2] = {0, 0};
   for (ModelPlace const& place : places) {
     long long const parts = parts_of_place(params, place, size);
     if (parts == 0) { continue; }
     long long const units = place.in_blocks.units;
-    all[place.decode] += parts;
-    if (8 * units > 7 * size) { nearly_cut[place.decode] += parts; }
+    found.all += parts;
+    if (stands_in_front(places, place, size)) { found.in_front += parts; }
     if (units <= size) { found.longest_whole = std::max(found.longest_whole, units); }
+    if (units > size) { found.cut += parts; }
     if (units > size && 2 * place.in_blocks.least < units) { found.cuts_rising = true; }
-    found.units.insert(found.units.end(), static_cast<std::size_t>(parts), std::min(units, size));
   }
-  found.all = all[0] + all[1];
-  found.in_front = nearly_cut[1] > 0 ? all[0] + nearly_cut[1] : nearly_cut[0];
   return found;
 }
 
-// When blocks are done that take a part each and then draw; those which draw first have had parts as short as these.
-inline long long end_of_parts(ModelParts const& parts, long long size, long long share, long long groups,
-                              long long ctas) {
-  long long const rounds = (parts.all * groups + ctas - 1) / ctas;
-  if (rounds == 1) { return size; }
-  long long const drawn = parts.units[static_cast<std::size_t>(ctas / groups)];
-  return std::max(size, std::min(rounds * drawn, share + drawn));
+// Of all head groups: units of the tiles of a sequence, if all of them have as many as the first and the last in the
+// mean.
+inline long long units_of_place(ScheduleKernelParams const& params, ModelPlace const& place) {
+  long long const mean = (place.in_blocks.units + place.in_blocks.least + 1) / 2;
+  return params.even_parts.head_groups * parts_of_place(params, place, 1 << 30) * mean;
+}
+
+// Units until all is done and merged, in a kernel for both classes. Blocks take a part each, and then draw; those that
+// have none of the parts in front draw what follows alone until these are done. The block that draws is three eighths
+// of what it draws ahead of the others.
+inline long long cost_of_parts(ScheduleKernelParams const& params, std::vector<ModelPlace> const& places,
+                               long long size) {
+  long long const groups = params.even_parts.head_groups;
+  long long const ctas = params.even_parts.mixed_ctas;
+  ModelParts const parts = parts_of_size(params, places, size);
+  long long const in_front = parts.in_front * groups;
+  long long units_in_front = 0;
+  for (ModelPlace const& place : places) {
+    if (stands_in_front(places, place, size)) { units_in_front += units_of_place(params, place); }
+  }
+  long long end = 0;
+  long long parts_until = 0;
+  long long units_until = 0;
+  for (ModelPlace const& place : places) {
+    if (place.work.tiles == 0) { continue; }
+    parts_until += parts_of_place(params, place, size) * groups;
+    units_until += units_of_place(params, place);
+    long long const of_tile = (place.in_blocks.units + size - 1) / size;
+    long long const length = (place.in_blocks.units + of_tile - 1) / of_tile;
+    long long start = 0;
+    if (parts_until > ctas) {
+      start = std::max(0LL, units_until - length) / ctas;
+      long long const behind = std::max(0LL, units_until - length - units_in_front);
+      if (in_front < ctas) { start = std::min(start, behind / (ctas - in_front)); }
+      start = std::max(0LL, start - 3 * length / 8);
+    }
+    end = std::max(end, start + length);
+  }
+  return end + (parts.cut == 0 ? 0 : 3 + 9 * parts.cut * groups / ctas);
 }
 
 // Tiles cut each by itself: the size of parts, 0 if they are not cut so. All parts of tiles that are cut are among the
 // first that blocks take, at most one for each block. Without prompts parts are hardly longer than a block's share of
 // all, and each block has one part at most, or whole tiles are short. Beside prompts it is the size with which all are
-// done first, no later than chunks, and cutting has to save something.
+// done and merged first, the last of such, no later than chunks, and cutting has to save something.
 inline long long size_of_even_parts(ScheduleKernelParams const& params, std::vector<ModelPlace> const& places) {
   EvenParts const& even = params.even_parts;
   bool const mixed = !places.empty() && !places.front().decode;
@@ -102,29 +137,30 @@ inline long long size_of_even_parts(ScheduleKernelParams const& params, std::vec
   for (ModelPlace const& place : places) {
     if (place.work.tiles == 0) { continue; }
     counted += place.work.sum();
-    units += parts_of_place(params, place, 1 << 30) * place.in_blocks.units * groups;
+    units += units_of_place(params, place);
     most = std::max<long long>(most, place.in_blocks.units);
   }
   if (ctas == 0 || places.size() > 512 || units == 0 || most > 15 << 14 || counted >= 1 << 20) { return 0; }
-  long long const share = (units + ctas - 1) / ctas;
-  long long const first = std::max<long long>(even.least_units, share);
+  long long const share = std::max<long long>(even.least_units, (units + ctas - 1) / ctas);
   long long best = 0;
-  long long soonest = 0;
+  long long least_cost = 0;
   for (int i = 0; i < 8; ++i) {
-    long long const size = first + i * (1 + share / (mixed ? 16 : 64));
+    long long const from = mixed ? std::max<long long>(even.least_units, 3 * share / 4) : share;
+    long long const size = mixed && i == 7 ? most : from + i * (1 + share / (mixed ? 5 : 64));
     ModelParts const parts = parts_of_size(params, places, size);
     if (parts.all >= 1 << 11 || parts.in_front == 0 || parts.in_front * groups > ctas) { continue; }
     bool const one_each = parts.all * groups <= ctas;
     if (!mixed) {
-      if (size > first + 4) { return 0; }
-      if (one_each || (parts.longest_whole <= 10 && parts.longest_whole <= first / 2)) { return size; }
+      if (size > share + 4) { return 0; }
+      if (one_each || (parts.longest_whole <= 10 && parts.longest_whole <= share / 2)) { return size; }
       continue;
     }
-    long long const end = end_of_parts(parts, size, first, groups, ctas);
-    bool const pays = !parts.cuts_rising && most >= end + 12 && end <= first + 14;
-    if (pays && (best == 0 || end < soonest)) {
+    long long const cost = cost_of_parts(params, places, size);
+    bool const over_chunks = 2 * ctas * (cost - 16) <= 3 * counted * groups;
+    bool const over_whole = (parts.cut == 0 && one_each) || cost <= std::max(most, share);
+    if (!parts.cuts_rising && over_chunks && over_whole && (best == 0 || cost <= least_cost)) {
       best = size;
-      soonest = end;
+      least_cost = cost;
     }
   }
   return best;

@@ -3,9 +3,11 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstdlib>
 #include <deque>
+#include <limits>
 #include <map>
 #include <memory>
 #include <numeric>
@@ -1223,7 +1225,7 @@ TEST_CASE("schedule: whole tiles of each causal prompt end with the shortest, an
 TEST_CASE("schedule: tiles of fewer rows than metadata count are cut, and every key block is computed once") {
   Random random(27);
   Seen seen;
-  for (int i = 0; i < 400; ++i) {
+  for (int i = 0; i < 800; ++i) {
     Request r;
     bool const mixed = i % 2 == 0;  // by a kernel for both classes
     r.heads_k = one_of<int>(random, {1, 2});
@@ -1231,6 +1233,7 @@ TEST_CASE("schedule: tiles of fewer rows than metadata count are cut, and every 
     r.options.num_splits = mixed ? 0 : one_of<int>(random, {0, 0, 3});
     r.options.causal = pick(random, 0, 3) > 0;
     r.slack_k = pick(random, 0, 3000);
+    r.packed_q = !mixed || pick(random, 0, 2) > 0;  // others have no even parts
     int const singles = mixed ? pick(random, 2, 124) / r.heads_k : pick(random, 265, 300) / r.heads_k;
     r.lengths.assign(static_cast<std::size_t>(singles), SeqlenQK{1, pick(random, 1, mixed ? 9000 : 900)});
     for (int prompts = pick(random, 1, 6); prompts > 0; --prompts) {
@@ -1799,6 +1802,7 @@ TEST_CASE("schedule: a kernel for both classes cuts long tiles each by itself, a
   int one_each = 0;
   int drawn = 0;
   int whole = 0;
+  int not_cut = 0;
   int not_even = 0;
   for (int i = 0; i < 1000; ++i) {
     Request r;
@@ -1837,7 +1841,11 @@ TEST_CASE("schedule: a kernel for both classes cuts long tiles each by itself, a
     std::map<int, int> items;
     for (Done const& d : done) { ++items[d.cta]; }
     bool const several = std::any_of(items.begin(), items.end(), [](auto const& cta) { return cta.second > 1; });
-    ++(several ? drawn : one_each);
+    int const fact = *where_is(call.metadata.data(), params.schedule.stride, kMostUnitsDecode);
+    bool const is_cut =
+        std::any_of(tiles.begin(), tiles.end(), [](auto const& tile) { return tile.second.size() > 1; });
+    CHECK(is_cut == (UnitsAndParts::parts(fact) > 1));
+    ++(!is_cut ? not_cut : several ? drawn : one_each);
     int longest_whole = 0;  // of few queries
     int shortest_cut = 1 << 30;
     for (auto const& [name, parts] : tiles) {
@@ -1870,6 +1878,7 @@ TEST_CASE("schedule: a kernel for both classes cuts long tiles each by itself, a
   CHECK(one_each > 50);
   CHECK(drawn > 50);
   CHECK(whole > 1000);
+  CHECK(not_cut > 15);
   CHECK(not_even > 30);
 }
 
@@ -2114,6 +2123,96 @@ TEST_CASE("units: rise with the blocks of a causal sequence's tiles, and are as 
   window.left = 127;
   CHECK(sequence_work(shape, window, {2048, 2048}).even());
   CHECK(sequence_work(shape, MaskParams{}, {2048, 2048}).even());
+}
+
+TEST_CASE("units: a shape that multiplies instead of dividing counts as many tiles and blocks") {
+  Random random(31);
+  for (int i = 0; i < 20'000; ++i) {
+    TileShape const shape{pick(random, 1, 400), 8 * pick(random, 1, 32)};
+    FastTileShape const fast(shape);
+    int const number = i % 3 == 0 ? pick(random, 0, 1 << 30) : pick(random, 0, 100'000);
+    REQUIRE(fast.tiles_of(number) == shape.tiles_of(number));
+    REQUIRE(fast.blocks_of(number) == shape.blocks_of(number));
+    MaskParams mask;
+    if (i % 2 == 0) { mask.right = 0; }
+    if (i % 5 == 0) { mask.left = pick(random, 0, 3000); }
+    SeqlenQK const len{pick(random, 0, 5000), pick(random, 0, 100'000)};
+    SequenceWork const work = work_in_blocks(shape, mask, len);
+    SequenceWork const same = work_in_blocks(fast, mask, len);
+    REQUIRE((work.tiles == same.tiles && work.units == same.units && work.least == same.least));
+  }
+}
+
+TEST_CASE("even parts: tiles that are too large to be counted stay too large to be cut") {
+  CHECK(EvenTiles().tiles() == 0);
+  EvenTiles const tiles(7, 100, 31);
+  CHECK((tiles.tiles() == 7 && tiles.units() == 100 && tiles.rise()));
+  CHECK((tiles.parts_of_tile(30) == 4 && tiles.parts(30) == 28 && tiles.length(30) == 25));
+  CHECK(tiles.units_of_all() == 7 * 66);  // of 65.5 each
+  CHECK_FALSE(EvenTiles(7, 100, 50).rise());
+  EvenTiles const huge(std::numeric_limits<int>::max(), std::numeric_limits<int>::max(), 1 << 20);
+  CHECK(huge.units() > kMostEvenUnits);
+  CHECK(static_cast<long long>(huge.tiles()) * huge.mean_units() > UnitsAndParts::kMostUnits);
+}
+
+TEST_CASE("even parts: the estimate of when all are done is near what blocks do that draw one after the other") {
+  Random random(32);
+  constexpr int kCtas = 132;
+  double sum_of_logs = 0;
+  int drawn = 0;
+  for (int i = 0; i < 400; ++i) {
+    // Places as the schedule orders them, of which the first have the parts in front.
+    int const in_front = pick(random, 1, kCtas);
+    int const length_in_front = pick(random, 20, 100);
+    struct Place {
+      int parts, length;
+    };
+    std::vector<Place> places{{in_front, length_in_front}};
+    for (int length = length_in_front; length > 3 && places.size() < 60; length -= pick(random, 0, 6)) {
+      places.push_back({pick(random, 1, 12), length});
+    }
+    std::multiset<int> free_at;
+    for (int cta = 0; cta < kCtas; ++cta) { free_at.insert(0); }
+    PartsUntil until;
+    PartsUntil const front{in_front, in_front * length_in_front};
+    int estimate = 0;
+    for (Place const& place : places) {
+      for (int part = 0; part < place.parts; ++part) {
+        int const start = *free_at.begin();
+        free_at.erase(free_at.begin());
+        free_at.insert(start + place.length);
+      }
+      until = {until.parts + place.parts, until.units + place.parts * place.length};
+      estimate = std::max(estimate, end_of_parts(kCtas, front, until, place.length));
+    }
+    int const end = *free_at.rbegin();
+    if (until.parts <= kCtas) {
+      CHECK(estimate == end);
+      continue;
+    }
+    CAPTURE(i);
+    CAPTURE(end);
+    CAPTURE(estimate);
+    CHECK((estimate > 0.8 * end && estimate < 1.4 * end));
+    sum_of_logs += std::log(static_cast<double>(estimate) / end);
+    ++drawn;
+  }
+  REQUIRE(drawn > 200);
+  CHECK(std::abs(std::exp(sum_of_logs / drawn) - 1) < 0.08);
+}
+
+TEST_CASE("even parts: what merging them takes grows with how many there are, and whole tiles need none") {
+  CHECK(units_of_merging(0, 132) == 0);
+  CHECK(units_of_merging(2, 132) == 3);
+  CHECK(units_of_merging(132, 132) == 12);
+  MixedStep const step{132, 60, 20, 132 * 12};
+  CHECK(mixed_parts_pay(step, 34, false));  // as late as chunks, 18 units and 16
+  CHECK_FALSE(mixed_parts_pay(step, 35, false));
+  CHECK_FALSE(mixed_parts_pay(step, 35, true));
+  MixedStep const short_step{132, 12, 8, 132 * 12};  // the longest whole tile is done after 12
+  CHECK(mixed_parts_pay(short_step, 12, false));
+  CHECK_FALSE(mixed_parts_pay(short_step, 13, false));
+  CHECK(mixed_parts_pay(short_step, 13, true));
 }
 
 TEST_CASE("units: what starting and ending a tile takes counts for each tile beside its blocks") {
@@ -2576,10 +2675,13 @@ TEST_CASE("schedule: a kernel for both classes cuts tiles where those of few que
     Call call;
     make_call(r, call);
     REQUIRE(call.plan.kernels.front().tile.calls == Calls::kMixed);
-    return Schedule(schedule_of(call, call.plan.kernels.front())).by_units();
+    Schedule const schedule(schedule_of(call, call.plan.kernels.front()));
+    int const stride = schedule_stride(call.problem.batch);
+    int const parts = UnitsAndParts::parts(*where_is(call.metadata.data(), stride, kMostUnitsDecode));
+    return schedule.by_units() && !(schedule.numbers().even_parts() && parts == 1);
   };
-  CHECK_FALSE(is_cut(100, 8, 13 * 128));  // 12 blocks more than parts of two are worth it
-  CHECK(is_cut(100, 8, 16 * 128));
+  CHECK_FALSE(is_cut(100, 8, 11 * 128));  // parts of six are merged when the whole is done
+  CHECK(is_cut(100, 8, 12 * 128));
   // A prompt's tiles of 5 to 31 units, 24 for each CTA: alone, the longest is not worth cutting. Behind them, 20 are.
   CHECK_FALSE(is_cut(2200, 1, 128));
   CHECK(is_cut(2200, 8, 26 * 128));

@@ -155,9 +155,9 @@ MOST_EVEN_UNITS = 15 * 2**14  # of a tile
 PARTS_BIT = 20  # from which on stand parts, above units
 LEAST_UNITS = 2  # of a part
 UNITS_OF_AN_ITEM = 4  # as long as one item more takes
-UNITS_OF_CUTTING = 14  # as long as merging by another kernel takes
 UNITS_OF_CUTTING_ALONE = 10  # as long as merging takes
-UNITS_OF_MIXED_CUTTING = 12  # that whole tiles beside prompts must take more
+UNITS_OF_MERGING, UNITS_OF_PART_EACH = 3, 9  # by another kernel, and what a part for each block takes more
+UNITS_OF_CHUNKS = 16  # what chunks of equal work take, beside half as much again as metadata say
 SIZES = 8  # of parts, which are tried
 EVEN_BIT = PLACES_BITS + 4  # of the first fact
 TURNED_BIT = 29  # of the sums of tiles: where places of the class count; the next one: where all do
@@ -182,24 +182,40 @@ def parts_of(work: Work, call: Call, size: int) -> np.ndarray:
     return tiles * -(-work.blocks // size)
 
 
-def parts_in_front(work: Work, call: Call, size: int) -> int:
-    """Parts up to those of the last tile that is cut, or nearly as long: prompts stand first."""
-    parts = parts_of(work, call, size)
-    nearly_cut = (8 * work.blocks > 7 * size) & (parts > 0)
-    of_decode = nearly_cut & work.decode
-    return int(parts[of_decode | ~work.decode if of_decode.any() else nearly_cut].sum())
+def stand_in_front(work: Work, size: int) -> np.ndarray:
+    """Sequences whose parts stand up to those of the last tile that is cut, or nearly as long: prompts stand first."""
+    nearly_cut = (8 * work.blocks > 7 * size) & (work.tiles > 0)
+    return nearly_cut | (~work.decode & (nearly_cut & work.decode).any() & (work.tiles > 0))
 
 
-def end_of_parts(work: Work, call: Call, size: int, share: int) -> int:
-    """When blocks are done that take a part each and then draw: those that draw first have had parts as short as these."""
-    counts, order = parts_of(work, call, size), work.order()
-    rounds = -(-int(counts.sum()) * call.head_groups // call.mixed_blocks)
-    if rounds == 1:
-        return size
-    until = np.cumsum(counts[order])
-    place = int((until * call.head_groups > call.mixed_blocks).argmax())
-    drawn = min(size, int(work.blocks[order[place]]))
-    return max(size, min(rounds * drawn, share + drawn))
+def units_of_tiles(work: Work, call: Call) -> np.ndarray:
+    """Of all tiles and head groups of each sequence, as if all had as many as the first and the last in the mean."""
+    return parts_of(work, call, MOST_EVEN_UNITS) * ((work.blocks + work.least + 1) // 2) * call.head_groups
+
+
+def cost_of_parts(work: Work, call: Call, size: int) -> int:
+    """When blocks are done that take a part each and then draw, and all is merged. Those without a part in front draw what
+    follows alone until these are done; the one that draws is ahead of the others by three eighths of what it draws.
+    """
+    blocks, counts = call.mixed_blocks, parts_of(work, call, size) * call.head_groups
+    front, units = stand_in_front(work, size), units_of_tiles(work, call)
+    end = parts_until = units_until = 0
+    for b in work.order():
+        if counts[b] == 0:
+            continue
+        parts_until, units_until = parts_until + int(counts[b]), units_until + int(units[b])
+        length = -(-int(work.blocks[b]) // -(-int(work.blocks[b]) // size))
+        start = 0
+        if parts_until > blocks:
+            before = units_until - length
+            start = max(0, before) // blocks
+            if counts[front].sum() < blocks:
+                behind = max(0, before - int(units[front].sum()))
+                start = min(start, behind // (blocks - int(counts[front].sum())))
+            start = max(0, start - 3 * length // 8)
+        end = max(end, start + length)
+    cut = int(counts[work.blocks > size].sum())
+    return end + (UNITS_OF_MERGING + UNITS_OF_PART_EACH * cut // blocks if cut else 0)
 
 
 def size_of_even_parts(work: Work, call: Call) -> int:
@@ -207,38 +223,43 @@ def size_of_even_parts(work: Work, call: Call) -> int:
 
     Blocks take the parts of cut tiles first, one each at most. Without prompts parts are not much longer than equal shares
     of all, and there is nothing else, or tiles that stay whole are short. Beside prompts it is the size with which all are
-    done first, if cutting saves something, chunks of equal work would be done no sooner, and no fresh prompt is cut.
+    done and merged first, if that is sooner than whole tiles and chunks of equal work are, and no fresh prompt is cut.
     """
     mixed = not work.decode.all()
     blocks = call.mixed_blocks if mixed else call.blocks
     exists = work.tiles > 0
-    units = int((parts_of(work, call, MOST_EVEN_UNITS) * work.blocks)[exists].sum()) * call.head_groups
+    units = int(units_of_tiles(work, call).sum())
     most = int(work.blocks[exists].max(initial=0))
+    counted = int(work.sums().sum())
     if blocks == 0 or len(exists) > MOST_EVEN_PLACES or units == 0 or most > MOST_EVEN_UNITS:
         return 0
-    if work.sums().sum() >= 1 << PARTS_BIT:
+    if counted >= 1 << PARTS_BIT:
         return 0
-    share = -(-units // blocks)
-    least = max(LEAST_UNITS, share)
+    share = max(LEAST_UNITS, -(-units // blocks))
+    sizes = [share + i * (1 + share // 64) for i in range(SIZES)]
+    if mixed:
+        sizes = [max(LEAST_UNITS, 3 * share // 4) + i * (1 + share // 5) for i in range(SIZES - 1)] + [most]
     found = []
-    for size in (least + i * (1 + share // (16 if mixed else 64)) for i in range(SIZES)):
+    for size in sizes:
         parts = parts_of(work, call, size)
-        in_front = parts_in_front(work, call, size) * call.head_groups
+        in_front = int(parts[stand_in_front(work, size)].sum()) * call.head_groups
         if not 0 < in_front <= blocks or parts.sum() >= 1 << (31 - PARTS_BIT):
             continue
+        one_each = int(parts.sum()) * call.head_groups <= blocks
+        cut = exists & (work.blocks > size)
         if mixed:
-            end = end_of_parts(work, call, size, least)
-            rising = exists & (work.blocks > size) & (2 * work.least < work.blocks)
-            pays = not rising.any() and most >= end + UNITS_OF_MIXED_CUTTING and end <= least + UNITS_OF_CUTTING
+            cost = cost_of_parts(work, call, size)
+            over_chunks = 2 * blocks * (cost - UNITS_OF_CHUNKS) <= 3 * counted * call.head_groups
+            over_whole = (one_each and not cut.any()) or cost <= max(most, share)
+            pays = over_chunks and over_whole and not (cut & (2 * work.least < work.blocks)).any()
         else:
-            end = size
-            longest_whole = int(work.blocks[exists & (work.blocks <= size)].max(initial=0))
-            one_each = int(parts.sum()) * call.head_groups <= blocks
-            most_whole = min(UNITS_OF_CUTTING_ALONE, least // 2)
-            pays = (one_each or longest_whole <= most_whole) and size <= least + UNITS_OF_AN_ITEM
+            cost = size
+            longest_whole = int(work.blocks[exists & ~cut].max(initial=0))
+            most_whole = min(UNITS_OF_CUTTING_ALONE, share // 2)
+            pays = (one_each or longest_whole <= most_whole) and size <= share + UNITS_OF_AN_ITEM
         if pays:
-            found.append((end, size))
-    return min(found, default=(0, 0))[1]
+            found.append((cost, -len(found) if mixed else len(found), size))  # of equals the last or the first
+    return min(found, default=(0, 0, 0))[2]
 
 
 def turned_bits(work: Work, call: Call) -> np.ndarray:
@@ -284,7 +305,7 @@ def metadata(work: Work, call: Call = Call(), cuts: int = 0) -> np.ndarray:
         found[3, place] = max(work.blocks[chosen & (work.tiles > 0)], default=0)
     if size > 0:
         most_parts = -(-int(found[3, 1:3].max()) // size)
-        in_front = parts_in_front(work, call, size)
+        in_front = int(parts_of(work, call, size)[stand_in_front(work, size)].sum())
         found[3, :3] += 1 << EVEN_BIT, in_front << PARTS_BIT, most_parts << PARTS_BIT
     assert found.max(initial=0) < 2**31, "more units than metadata can count"
     return np.concatenate([[0], found.ravel()]).astype(np.int32)
