@@ -60,7 +60,7 @@ char const* reason_for_a_schedule(PlanRequest const& request) {
     return "keys are in pages, for which the tiles of dense calls have no code";
   }
   if (problem.batch_invariant) { return "parts that follow from a sequence alone, so that none depends on another"; }
-  if (request.forced.num_splits >= 2) { return "splits are forced"; }
+  if (request.forces_splits()) { return "splits are forced"; }
   if (problem.num_splits != 1 && splitting_pays(request)) { return "whole tiles would leave SMs idle"; }
   return nullptr;
 }

@@ -207,8 +207,7 @@ class Step {
 bool may_have_classes(PlanRequest const& request) {
   Problem const& problem = request.problem;
   testing::ForcedPlan const& forced = request.forced;
-  bool const is_forced = forced.num_splits >= 2 || forced.ctas > 0 || forced.cluster != 0 || forced.packed_heads != 0 ||
-                         request.forces_tile();
+  bool const is_forced = request.forces_work() || forced.cluster != 0 || forced.packed_heads != 0;
   bool const packed = problem.ragged && problem.packed_q && !problem.seqused_q;
   if (!packed || is_forced || request.decodes() || problem.num_splits == 1) { return false; }
   if (problem.batch_invariant || problem.mask.cp_world > 1) { return false; }

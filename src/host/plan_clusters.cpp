@@ -63,8 +63,8 @@ bool fits_one_split(PlanRequest const& request, TileConfig const& tile) {
 int cluster_size(PlanRequest const& request) {
   Problem const& problem = request.problem;
   testing::ForcedPlan const& forced = request.forced;
-  bool const forces_splits = forced.num_splits >= 2 && forced.cluster <= 0;
-  if (!request.decodes() || forces_splits || forced.ctas > 0 || forced.cluster < 0) { return 0; }
+  bool const forces_chunks = request.forces_splits() && forced.cluster <= 0;
+  if (!request.decodes() || forces_chunks || forced.ctas > 0 || forced.cluster < 0) { return 0; }
   if (request.mixes_decode_tiles()) { return 0; }
   TileConfig const tile = request.tile_row(request.decode_use()).tile;
   if (problem.batch_invariant && !fits_one_split(request, tile)) { return cluster_for_fixed_parts(request, tile); }
@@ -166,8 +166,7 @@ FewReaders readers_of_few(Problem problem, DeviceInfo const& device) {
 }
 
 void leave_clusters_to_schedule(PlanRequest const& request, Plan& plan) {
-  testing::ForcedPlan const& forced = request.forced;
-  bool const is_forced = forced.cluster != 0 || forced.num_splits >= 2 || forced.ctas > 0 || request.forces_tile();
+  bool const is_forced = request.forces_work() || request.forced.cluster != 0;
   if (!request.problem.ragged || plan.kernels.size() != 1 || is_forced) { return; }
   KernelPlan& kernel = plan.kernels.front();
   std::int64_t const tiles = request.tiles_of_few();

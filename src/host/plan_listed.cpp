@@ -70,7 +70,7 @@ void choose_splits(PlanRequest const& request, Plan& plan, TileUse prefill) {
   Problem const& problem = request.problem;
   bool may_split = false;
   for (KernelPlan const& kernel : plan.kernels) { may_split = may_split || kernel.may_split; }
-  plan.forces_splits = request.forced.num_splits >= 2;
+  plan.forces_splits = request.forces_splits();
   int const bound = plan.forces_splits ? request.forced.num_splits : problem.num_splits;
   plan.max_splits = plan.fixed_splits ? 0 : bound;
   plan.keys_in_l2 = keys_in_l2(request);
@@ -78,7 +78,7 @@ void choose_splits(PlanRequest const& request, Plan& plan, TileUse prefill) {
   KernelPlan const& last = plan.kernels.back();
   bool const evenly = last.family == KernelFamily::kDecode || last.tile.calls == Calls::kMixed;
   std::string const otherwise = concat(plan.cluster_if_alike > 0 || plan.draws_if_whole ? "otherwise " : "",
-                                       evenly ? "each tile is cut into even parts, or " : "");
+                                       evenly ? "each tile is whole or in even parts, or " : "");
   because(plan, "splits",
           !may_split          ? concat("1: ", reason_for_whole_tiles(request, plan, prefill))
           : plan.fixed_splits ? concat("those of few queries with more than ", kFixedSplitKeys,
@@ -116,11 +116,10 @@ void choose_workspace(Problem const& problem, Plan& plan) {
 
 bool lengths_are_known(PlanRequest const& request) {
   Problem const& problem = request.problem;
-  testing::ForcedPlan const& forced = request.forced;
   // Not with more rows: then a bound may be too small, and all rows that sequences have are written nevertheless.
   bool const rows_fit = !problem.packed_q || problem.total_q == std::int64_t{problem.batch} * problem.seqlen_q;
   bool const known = rows_fit && !problem.seqused_q && problem.keys_known && problem.mask.cp_world <= 1;
-  bool const is_forced = forced.num_splits >= 2 || request.forces_tile();
+  bool const is_forced = request.forces_splits() || request.forces_tile();
   if (!problem.ragged || !known || problem.batch_invariant || request.decodes() || is_forced) { return false; }
   return problem.num_splits == 1 || whole_tiles_fill_grid(request);
 }
@@ -339,8 +338,7 @@ bool may_be_mixed(PlanRequest const& request) {
 
 bool cuts_step_evenly(PlanRequest const& request) {
   Problem const& problem = request.problem;
-  testing::ForcedPlan const& forced = request.forced;
-  bool const is_forced = forced.num_splits >= 2 || forced.ctas > 0 || forced.cluster != 0 || request.forces_tile();
+  bool const is_forced = request.forces_work() || request.forced.cluster != 0;
   bool const is_step = problem.packed_q && !problem.seqused_q && !request.decodes() && !queries_are_known(problem) &&
                        problem.batch >= kLeastSequencesOfStep;
   if (!problem.has_metadata || !is_step || is_forced || mixed_row(request) == nullptr) { return false; }
@@ -350,7 +348,7 @@ bool cuts_step_evenly(PlanRequest const& request) {
 void plan_listed(PlanRequest const& request, Plan& plan, PrefillChoice const& choice) {
   take_scheduled_packing(request, plan);
   PrefillChoice prefill = choose_scheduled(request, choice);
-  bool const forced = plan.fixed_splits || request.forced.num_splits >= 2;
+  bool const forced = plan.fixed_splits || request.forces_splits();
   bool const splits = request.problem.num_splits != 1 || forced;
   TileRow const& few = request.tile_row(request.decode_use());
   bool const one_split = plan.fixed_splits && fits_one_split(request, few.tile);

@@ -142,10 +142,8 @@ bool pairs_end_sooner(PlanRequest const& request, TileRow const& paired, Prefill
 // sequence, or of several that are alike.
 PrefillChoice choose_equal_parts(PlanRequest const& request, PrefillChoice const& otherwise) {
   Problem const& problem = request.problem;
-  testing::ForcedPlan const& forced = request.forced;
-  bool const is_forced = forced.num_splits >= 2 || forced.ctas > 0 || request.forces_tile();
   bool const decided = problem.ragged || problem.keys == KeyLayout::kPaged || splitting_pays(request);
-  if (!tiles_are_known(problem) || is_forced || !decided || problem.batch_invariant) { return otherwise; }
+  if (!tiles_are_known(problem) || request.forces_work() || !decided || problem.batch_invariant) { return otherwise; }
 
   TileRow const& large = request.tile_row(request.many_use());
   TileShape shape = tile_shape(large.tile, request.scheduled_packing(), false);
@@ -185,7 +183,7 @@ TileRow const* other_row(PlanRequest const& request, TileUse use) {
   TileConfig const& usual = request.tile_row(TileUse::kRagged).tile;
   TileRow const* const row = find_tile(problem.head_dim, problem.head_dim_v, use);
   bool const fits = row != nullptr && row->tile.head_dim == usual.head_dim && row->tile.head_dim_v == usual.head_dim_v;
-  bool const taken = fits && problem.softcap == 0.0F && request.forced.num_splits < 2;
+  bool const taken = fits && problem.softcap == 0.0F && !request.forces_splits();
   return taken && request.allows(row->tile) ? row : nullptr;
 }
 
@@ -263,7 +261,7 @@ bool whole_tiles_fill_grid(PlanRequest const& request) {
 
 PrefillChoice choose_prefill(PlanRequest const& request) {
   Problem const& problem = request.problem;
-  bool const forced = request.forced.num_splits >= 2;
+  bool const forced = request.forces_splits();
   bool const asks_for_splits = (problem.num_splits != 1 || forced) && !problem.batch_invariant;
   bool const may_split = asks_for_splits && (forced || !whole_tiles_fill_grid(request));
   bool const with_pages = problem.keys == KeyLayout::kPaged;
@@ -327,8 +325,7 @@ bool takes_few_queries_along(PlanRequest const& request, PrefillChoice const& ch
 
 bool needs_no_schedule(PlanRequest const& request, PrefillChoice const& choice) {
   Problem const& problem = request.problem;
-  bool const is_forced = request.forced.num_splits >= 2 || request.forced.ctas > 0 || request.forces_tile();
-  if (request.decodes() || is_forced || problem.batch_invariant) { return false; }
+  if (request.decodes() || request.forces_work() || problem.batch_invariant) { return false; }
   // A block for each tile leaves no SM free.
   bool const by_index = problem.batch == 1 && tiles_are_known(problem);
   if (by_index && problem.sm_margin > 0) { return false; }

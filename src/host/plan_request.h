@@ -93,7 +93,9 @@ struct PlanRequest {
   TileRow const& tile_row(TileUse use) const;
   TileRow const& forced_row(std::initializer_list<TileUse> uses) const;
   bool forces_tile() const { return forced.tile != TileConfig{}; }
-  bool allows(TileConfig const& tile) const;  // the forced tile does
+  bool forces_splits() const { return forced.num_splits >= 2; }
+  bool forces_work() const { return forces_tile() || forces_splits() || forced.ctas > 0; }  // of a block
+  bool allows(TileConfig const& tile) const;                                                // the forced tile does
   bool holds(TileConfig const& tile) const {
     return tile.calls == Calls::kAll || (tile.calls == Calls::kCapped) == (problem.softcap != 0.0F);
   }
