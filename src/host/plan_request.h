@@ -94,8 +94,10 @@ struct PlanRequest {
   TileRow const& forced_row(std::initializer_list<TileUse> uses) const;
   bool forces_tile() const { return forced.tile != TileConfig{}; }
   bool forces_splits() const { return forced.num_splits >= 2; }
-  bool forces_work() const { return forces_tile() || forces_splits() || forced.ctas > 0; }  // of a block
-  bool allows(TileConfig const& tile) const;                                                // the forced tile does
+  // What a block has to do: by its tile, by parts of tiles, or by how many blocks there are.
+  bool forces_work() const { return forces_tile() || forces_splits() || forced.ctas > 0; }
+  // Whether the forced tile, if any, agrees.
+  bool allows(TileConfig const& tile) const;
   bool holds(TileConfig const& tile) const {
     return tile.calls == Calls::kAll || (tile.calls == Calls::kCapped) == (problem.softcap != 0.0F);
   }
