@@ -25,6 +25,15 @@ constexpr MixedRounds kMixedRounds{1, 2, 3};
 // Where two blocks of decode share an SM, one reads little more than half as fast, and tiles of 192 rows have blocks of
 // as many keys.
 constexpr MixedRounds kMixedRoundsOfPairs{1, 1, 0.5};
+// Beside few prompts more rounds of few take 0.86 of the time of two kernels; not of many sequences, whose items take
+// longer to find than to compute, nor where prompts keep most SMs busy and decode comes behind them, though it would
+// take little from them beside them (docs/performance-notes.md, step 282).
+struct FewPrompts {
+  double few;
+  double many;
+  int sequences;
+};
+constexpr FewPrompts kFewPrompts{3, 0.75, 100};
 
 MixedRounds const& mixed_rounds(PlanRequest const& request) {
   bool const pairs = request.tile_row(request.decode_use()).tile.per_sm > 1;
@@ -239,8 +248,9 @@ TileRow const* mixed_row(PlanRequest const& request) {
   double const sms = request.device.sm_count;
   double const few = static_cast<double>(request.tiles_of_few()) / sms;
   double const many = static_cast<double>(request.full_tiles(row->tile, problem.batch)) / sms;
-  bool const fits = many <= most.many && few <= (many > 1 ? most.few_beside_rounds : most.few);
-  return fits ? row : nullptr;
+  bool const few_prompts = many <= kFewPrompts.many && problem.batch <= kFewPrompts.sequences;
+  double const most_of_few = few_prompts ? kFewPrompts.few : many > 1 ? most.few_beside_rounds : most.few;
+  return many <= most.many && few <= most_of_few ? row : nullptr;
 }
 
 // Whether a tile may be so long that the schedule wants to cut it, whose units are blocks of kRagged.
@@ -332,7 +342,9 @@ constexpr int kLeastSequencesOfStep = 4;
 }  // namespace
 
 bool may_be_mixed(PlanRequest const& request) {
-  double const most = mixed_rounds(request).few_beside_rounds * request.device.sm_count;
+  bool const few_sequences = request.problem.batch <= kFewPrompts.sequences;
+  double const rounds = few_sequences ? kFewPrompts.few : mixed_rounds(request).few_beside_rounds;
+  double const most = rounds * request.device.sm_count;
   return special_row(request, TileUse::kMixed) != nullptr && static_cast<double>(request.tiles_of_few()) <= most;
 }
 

@@ -1546,10 +1546,16 @@ TEST_CASE("readers_of_few: even parts of steps are asked for where some call may
     p.head_dim = p.head_dim_v = head_dim;
     return readers_of_few(p, card(132)).of_both;
   };
-  CHECK(of_both(66, 4, 128) == 132);  // two rounds of tiles of few queries
-  CHECK(of_both(67, 4, 128) == 0);
-  CHECK(of_both(33, 4, 64) == 132);
-  CHECK(of_both(34, 4, 64) == 0);
+  for (int const head_dim : {64, 128}) {  // three rounds of tiles of few queries, of up to 100 sequences
+    CHECK(of_both(99, 4, head_dim) == 132);
+    CHECK(of_both(100, 4, head_dim) == 0);
+    CHECK(of_both(100, 3, head_dim) == 132);
+    CHECK(of_both(101, 3, head_dim) == 0);
+  }
+  CHECK(of_both(132, 2, 128) == 132);  // two of more
+  CHECK(of_both(133, 2, 128) == 0);
+  CHECK(of_both(132, 1, 64) == 132);  // one
+  CHECK(of_both(133, 1, 64) == 0);
   CHECK(of_both(5, 1, 256) == 0);  // no kernel
   // A call that makes its schedule itself knows which kernels it has.
   Problem p = step_of_classes(4000, 41, 2, 8192);
@@ -1821,7 +1827,21 @@ TEST_CASE("plan: one kernel for prompts and single queries, where tiles are few,
     return mixed;
   };
   CHECK(is_mixed([](Problem&) {}));  // 128 tiles of few queries, of 132 SMs, and 80 of prompts
-  CHECK_FALSE(is_mixed([](Problem& q) { q.batch = 17; }));
+  auto const beside = [](int batch, int queries, int heads_k) {  // a head has a tile of 32 queries
+    return [=](Problem& q) {
+      q.batch = batch;
+      q.total_q = batch + queries;
+      q.heads_q = 4 * heads_k;
+      q.heads_k = heads_k;
+    };
+  };
+  CHECK(is_mixed(beside(49, 12 * 32, 8)));  // three rounds of few, three quarters of one of many
+  CHECK_FALSE(is_mixed(beside(50, 12 * 32, 8)));
+  CHECK_FALSE(is_mixed(beside(17, 12 * 32 + 1, 8)));
+  CHECK(is_mixed(beside(100, 32, 3)));
+  CHECK_FALSE(is_mixed(beside(101, 32, 3)));  // of more sequences two rounds of few are too many
+  CHECK(is_mixed(beside(132, 32, 1)));
+  CHECK_FALSE(is_mixed(beside(133, 32, 1)));
   auto const beside_a_round = [](int batch, int more) {  // 17 x 32 queries are 136 tiles
     return [=](Problem& q) {
       q.batch = batch;
@@ -1834,7 +1854,7 @@ TEST_CASE("plan: one kernel for prompts and single queries, where tiles are few,
   CHECK_FALSE(is_mixed(beside_a_round(34, 32)));
   CHECK(is_mixed([](Problem& q) { q.total_q = 16 + 49 * 32; }));
   CHECK_FALSE(is_mixed([](Problem& q) { q.total_q = 17 + 49 * 32; }));  // 400 tiles in more than three rounds
-  // Two blocks of decode share an SM: a round of few and half a one of many.
+  // Two blocks of decode share an SM: half a round of many.
   auto const of_64 = [](int batch, int queries) {
     return [=](Problem& q) {
       q.head_dim = q.head_dim_v = 64;
@@ -1842,8 +1862,8 @@ TEST_CASE("plan: one kernel for prompts and single queries, where tiles are few,
       q.total_q = batch + queries;
     };
   };
-  CHECK(is_mixed(of_64(16, 8 * 32)));
-  CHECK_FALSE(is_mixed(of_64(17, 8 * 32)));
+  CHECK(is_mixed(of_64(49, 8 * 32)));
+  CHECK_FALSE(is_mixed(of_64(50, 8 * 32)));
   CHECK_FALSE(is_mixed(of_64(16, 8 * 32 + 1)));
   CHECK(is_mixed([](Problem& q) { q.seqlen_q = 2000; }));  // no bound changes it
   CHECK(is_mixed([](Problem& q) { q.sm_margin = 40; }));   // nor a margin
