@@ -421,6 +421,9 @@ std::string run_kernel(AttentionParams const& params, KernelPlan const& kernel, 
                        std::vector<Done>& done) {
   auto const run = [&](auto make_source) { return run_drawing(params, kernel, random, turn, done, make_source); };
   if (kernel.family == KernelFamily::kPrefill) {
+    if (slabs_of(kernel.tile) >= 3) {
+      return run([&] { return WithState<WorkSource<1>>(params, kernel.tile); });
+    }
     return run([&] { return WithState<WorkSource<32>>(params, kernel.tile); });
   }
   Schedule const schedule(params.schedule);
