@@ -29,8 +29,8 @@ constexpr MixedRounds kMixedRoundsOfPairs{1, 1, 0.5};
 // longer to find than to compute, nor where prompts keep most SMs busy and decode comes behind them, though it would
 // take little from them beside them (docs/performance-notes.md, step 282).
 struct FewPrompts {
-  double few;
-  double many;
+  double few;   // rounds, as above
+  double many;  // at most
   int sequences;
 };
 constexpr FewPrompts kFewPrompts{3, 0.75, 100};

@@ -1839,8 +1839,8 @@ TEST_CASE("plan: one kernel for prompts and single queries, where tiles are few,
   CHECK_FALSE(is_mixed(beside(50, 12 * 32, 8)));
   CHECK_FALSE(is_mixed(beside(17, 12 * 32 + 1, 8)));
   CHECK(is_mixed(beside(100, 32, 3)));
-  CHECK_FALSE(is_mixed(beside(101, 32, 3)));  // of more sequences two rounds of few are too many
-  CHECK(is_mixed(beside(132, 32, 1)));
+  CHECK_FALSE(is_mixed(beside(101, 32, 3)));
+  CHECK(is_mixed(beside(132, 32, 1)));  // of more sequences one round of few
   CHECK_FALSE(is_mixed(beside(133, 32, 1)));
   auto const beside_a_round = [](int batch, int more) {  // 17 x 32 queries are 136 tiles
     return [=](Problem& q) {
