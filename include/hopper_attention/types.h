@@ -46,16 +46,19 @@ struct MaskParams {
 // of the time, pages and parts of tiles 4 to 5 %.
 enum class Calls : std::uint8_t {
   kAll,
-  kCapped,    // with softcap
-  kUncapped,  // without it
-  kUncut,     // without it, and the tiles are whole
-  kWhole,     // as kUncut, and keys are not in pages
-  kDense,     // without it, and the tiles are whole and follow from their index
-  kPaired,    // without it, and the CTAs of a cluster share tiles, which they find by their rank
-  kByIndex,   // without it, tiles of few rows follow from their index, and keys are not gathered
-  kMixed,     // as kUncapped, and tiles of at most 16 rows are computed as kernels for few rows do
-  kInParts,   // as kAll, and tiles are in parts that follow from them alone (batch_invariant)
+  kCapped,     // with softcap
+  kUncapped,   // without it
+  kUncut,      // without it, and the tiles are whole
+  kWhole,      // as kUncut, and keys are not in pages
+  kDense,      // without it, and the tiles are whole and follow from their index
+  kPaired,     // without it, and the CTAs of a cluster share tiles, which they find by their rank
+  kByIndex,    // without it, tiles of few rows follow from their index, and keys are not gathered
+  kMixed,      // as kUncapped, and tiles of at most 16 rows are computed as kernels for few rows do
+  kMixedMany,  // as kMixed, of many sequences, whose tiles of few rows are found one by one
+  kInParts,    // as kAll, and tiles are in parts that follow from them alone (batch_invariant)
 };
+
+constexpr bool is_mixed(Calls calls) { return calls == Calls::kMixed || calls == Calls::kMixedMany; }
 
 // Thread blocks that read tiles of few queries, whatever the bounds of a call and its sm_margin: metadata are made
 // without knowing those.

@@ -67,6 +67,8 @@ char const* calls_text(TileConfig const& tile) {
       return "uncapped";
     case Calls::kMixed:
       return "mixed";
+    case Calls::kMixedMany:
+      return "mixed, many";
     case Calls::kUncut:
       return "uncut";
     case Calls::kWhole:

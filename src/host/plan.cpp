@@ -176,7 +176,7 @@ Plan testing::plan_with(Problem const& problem, DeviceInfo const& device, Forced
   }
   share_out(take_several_tiles(asked, plan), plan);
   // What only another kernel would ask of its schedule takes the kernel that makes it 3 us.
-  bool const mixed = std::ranges::any_of(plan.kernels, [](auto const& k) { return k.tile.calls == Calls::kMixed; });
+  bool const mixed = std::ranges::any_of(plan.kernels, [](auto const& k) { return is_mixed(k.tile.calls); });
   if (!mixed) { plan.readers.of_both = 0; }
   take_kernels_by_index(problem, plan);
   KernelPlan const& first = plan.kernels.front();

@@ -7,33 +7,22 @@
 #include "host/require.h"
 #include "host/schedule_shape.h"
 #include "host/tile_share.h"
+#include "kernels/lanes.h"
 
 namespace hopper_attention {
 namespace {
 
 // Rounds of tiles of few and of many queries for which there is a kernel for both. With more of few, an item of that
 // kernel costs more than another kernel, with more of many, larger tiles are faster: 2k queries beside 8 on 16k, 32/8
-// heads, four rounds of many, take 216 us so and 185 in two kernels (docs/performance-notes.md, step 237). Where
-// prompts have more than a round, decode would go first with half of the SMs, and so be late with more than a round of
-// its own.
+// heads, four rounds of many, take 216 us so and 185 in two kernels (docs/performance-notes.md, steps 237 and 284).
 struct MixedRounds {
   double few;
-  double few_beside_rounds;  // where prompts have more than one
   double many;
 };
-constexpr MixedRounds kMixedRounds{1, 2, 3};
+constexpr MixedRounds kMixedRounds{5, 3};
 // Where two blocks of decode share an SM, one reads little more than half as fast, and tiles of 192 rows have blocks of
 // as many keys.
-constexpr MixedRounds kMixedRoundsOfPairs{1, 1, 0.5};
-// Beside few prompts more rounds of few take 0.86 of the time of two kernels; not of many sequences, whose items take
-// longer to find than to compute, nor where prompts keep most SMs busy and decode comes behind them, though it would
-// take little from them beside them (docs/performance-notes.md, step 282).
-struct FewPrompts {
-  double few;   // rounds, as above
-  double many;  // at most
-  int sequences;
-};
-constexpr FewPrompts kFewPrompts{3, 0.75, 100};
+constexpr MixedRounds kMixedRoundsOfPairs{3, 0.75};
 
 MixedRounds const& mixed_rounds(PlanRequest const& request) {
   bool const pairs = request.tile_row(request.decode_use()).tile.per_sm > 1;
@@ -85,7 +74,7 @@ void choose_splits(PlanRequest const& request, Plan& plan, TileUse prefill) {
   plan.keys_in_l2 = keys_in_l2(request);
   plan.num_splits = may_split ? (plan.fixed_splits || bound == 0 ? plan.kernels.back().ctas : bound) : 1;
   KernelPlan const& last = plan.kernels.back();
-  bool const evenly = last.family == KernelFamily::kDecode || last.tile.calls == Calls::kMixed;
+  bool const evenly = last.family == KernelFamily::kDecode || is_mixed(last.tile.calls);
   std::string const otherwise = concat(plan.cluster_if_alike > 0 || plan.draws_if_whole ? "otherwise " : "",
                                        evenly ? "each tile is whole or in even parts, or " : "");
   because(plan, "splits",
@@ -159,8 +148,8 @@ KernelPlan& choose_kernel(PlanRequest const& request, Plan& plan, TileUse use, b
   }
   KernelPlan kernel{family, row->tile, request.most_ctas(row->tile), threads_of(row->tile)};
   TileShape const shape = tile_shape(kernel.tile, plan.packed_heads, plan.fixed_splits);
-  bool const resized = problem.ragged && (use == TileUse::kSmallGrid || use == TileUse::kSmallParts ||
-                                          use == TileUse::kMixed || use == TileUse::kShort || use == TileUse::kWindow);
+  bool const resized = problem.ragged && (use == TileUse::kSmallGrid || use == TileUse::kSmallParts || is_mixed(use) ||
+                                          use == TileUse::kShort || use == TileUse::kWindow);
   // As metadata count them.
   TileShape const counted =
       resized ? tile_shape(request.tile_row(TileUse::kRagged).tile, plan.packed_heads, false) : shape;
@@ -180,7 +169,7 @@ KernelPlan& choose_kernel(PlanRequest const& request, Plan& plan, TileUse use, b
   std::int64_t const units = counted.fixed_split > 0 ? fixed_parts(blocks, counted.fixed_split)
                                                      : std::max(blocks, counted.least_units) + counted.ends;
   // Even parts of tiles (EvenParts) have more units than blocks.
-  bool const may_be_even = (decode || use == TileUse::kMixed) && problem.ragged && !plan.fixed_splits;
+  bool const may_be_even = (decode || is_mixed(use)) && problem.ragged && !plan.fixed_splits;
   kernel.most_units = std::min(kMaxTiles, kernel.most_tiles * units * (may_be_even ? kUnitsOfPart : 1));
   // More units than can be counted are not shared out. With lengths on the device the kernels decide so.
   kernel.may_split = may_split && (problem.ragged || plan.fixed_splits || kernel.most_tiles * units <= kMaxTiles);
@@ -195,7 +184,7 @@ KernelPlan& choose_kernel(PlanRequest const& request, Plan& plan, TileUse use, b
   }
   bool const is_second = decode && !plan.kernels.empty();
   bool const one_of_two =
-      !decodes && use != TileUse::kMixed && (is_second || (plan.listed && problem.ragged && kernel.may_split));
+      !decodes && !is_mixed(use) && (is_second || (plan.listed && problem.ragged && kernel.may_split));
   because(plan, "tile",
           use == TileUse::kFewRows && request.mixes_decode_tiles() ? "sequences with up to 16 query rows: "
           : !one_of_two                                            ? ""
@@ -239,18 +228,18 @@ void add_decode_kernels(PlanRequest const& request, Plan& plan, bool may_split) 
 
 // The kernel for prompts and single queries, where two of them would wait for each other longer than it is slower than
 // they are: nullptr if it is not to be taken. Prompts have all queries but one of each sequence. Calls with a bound on
-// parts keep two kernels.
+// parts keep two kernels. Of more tiles of few queries than SMs, a scheduler that has not all sequences near finds each
+// by its number.
 TileRow const* mixed_row(PlanRequest const& request) {
-  TileRow const* const row = special_row(request, TileUse::kMixed);
   Problem const& problem = request.problem;
+  bool const by_number = problem.batch > kLanes && request.tiles_of_few() > request.device.sm_count;
+  TileRow const* const row = special_row(request, by_number ? TileUse::kMixedMany : TileUse::kMixed);
   if (row == nullptr || !problem.ragged || problem.batch <= 1 || problem.num_splits != 0) { return nullptr; }
   MixedRounds const& most = mixed_rounds(request);
   double const sms = request.device.sm_count;
   double const few = static_cast<double>(request.tiles_of_few()) / sms;
   double const many = static_cast<double>(request.full_tiles(row->tile, problem.batch)) / sms;
-  bool const few_prompts = many <= kFewPrompts.many && problem.batch <= kFewPrompts.sequences;
-  double const most_of_few = few_prompts ? kFewPrompts.few : many > 1 ? most.few_beside_rounds : most.few;
-  return many <= most.many && few <= most_of_few ? row : nullptr;
+  return few <= most.few && many <= most.many ? row : nullptr;
 }
 
 // Whether a tile may be so long that the schedule wants to cut it, whose units are blocks of kRagged.
@@ -334,25 +323,21 @@ void explain_grid_beside_decode(Plan& plan) {
 }
 
 // Key blocks that a tile of few queries may have, up to which two kernels or pairs share the tiles of a step as well by
-// its bounds: with 24 to 32 of them in even parts took 0.97 of their time, with more 0.81 (docs/performance-notes.md,
-// steps 275 and 280).
+// its bounds: with 24 to 32 of them in even parts took 0.97 of their time, with more 0.81, and 0.95 where all sequences
+// have as many queries (docs/performance-notes.md, steps 275, 280 and 285).
 constexpr std::int64_t kFewBlocksOfStep = 32;
-constexpr int kLeastSequencesOfStep = 4;
 
 }  // namespace
 
 bool may_be_mixed(PlanRequest const& request) {
-  bool const few_sequences = request.problem.batch <= kFewPrompts.sequences;
-  double const rounds = few_sequences ? kFewPrompts.few : mixed_rounds(request).few_beside_rounds;
-  double const most = rounds * request.device.sm_count;
+  double const most = mixed_rounds(request).few * request.device.sm_count;
   return special_row(request, TileUse::kMixed) != nullptr && static_cast<double>(request.tiles_of_few()) <= most;
 }
 
 bool cuts_step_evenly(PlanRequest const& request) {
   Problem const& problem = request.problem;
   bool const is_forced = request.forces_work() || request.forced.cluster != 0;
-  bool const is_step = problem.packed_q && !problem.seqused_q && !request.decodes() && !queries_are_known(problem) &&
-                       problem.batch >= kLeastSequencesOfStep;
+  bool const is_step = problem.packed_q && !problem.seqused_q && !request.decodes();
   if (!problem.has_metadata || !is_step || is_forced || mixed_row(request) == nullptr) { return false; }
   return request.blocks_of_tile(request.tile_row(request.decode_use()).tile) > kFewBlocksOfStep;
 }

@@ -181,7 +181,7 @@ inline ScheduleParams schedule_params(Plan const& plan, KernelPlan const& kernel
   p.most_tiles = static_cast<int>(kernel.most_tiles / head_groups);
   p.most_units = static_cast<int>(kernel.most_units / head_groups);
   p.ctas_beside = kernel.leaves;
-  p.mixed = kernel.tile.calls == Calls::kMixed;
+  p.mixed = is_mixed(kernel.tile.calls);
   p.mixed_parts = p.mixed && problem.packed_q && !problem.seqused_q;
   int const least = kernel.family == KernelFamily::kDecode ? plan.readers_beside_prefill : plan.chunks_beside_decode;
   p.least_ctas = clamped(least, 1, kernel.ctas + kernel.leaves);

@@ -28,7 +28,7 @@ __device__ __forceinline__ bool may_guess(AttentionParams const& params, typenam
 // that was read is still the same. What compares has run once by then, so that its instructions are there.
 template <class Traits>
 __device__ __forceinline__ bool publish_guess(AttentionParams const& params, typename Traits::SharedStorage& shared) {
-  using Source = WorkSource<Traits::kPlacesNear, HintLoad>;
+  using Source = WorkSource<Traits::kPlacesNear, typename Traits::Few, HintLoad>;
   using State = typename Source::State;
   constexpr int kSlabs = Traits::kConsumerWarpgroups;
   int const lane = static_cast<int>(threadIdx.x % 32);

@@ -147,7 +147,7 @@ struct MixedStep {
 
 // Whether parts pay that are all done and merged after `cost` units: over whole tiles, and over chunks. Prompts take
 // chunks half as long again as metadata say. Whole tiles of which each CTA has one at most are found faster as parts:
-// these leave nobody a tile that does not exist. Figures: docs/performance-notes.md, step 279.
+// these leave nobody a tile of a prompt that does not exist. Figures: docs/performance-notes.md, step 279.
 HA_HOST_DEVICE constexpr bool mixed_parts_pay(MixedStep const& step, int cost, bool whole_and_one_each) {
   constexpr int kUnitsOfChunks = 16;
   bool const over_chunks = 2LL * step.ctas * (cost - kUnitsOfChunks) <= 3 * step.counted;

@@ -50,7 +50,7 @@ enum class CardShare {
 
 // Tiles of a kernel with fewer slabs than those that metadata count: with 2 instead of 3, one and a half of each that
 // is counted and half a one for each sequence, rounded down. These are never too few; the last two of a sequence and
-// head group may not exist.
+// head group may not exist. FewAlone leaves sequences of few queries as they are.
 struct ResizedTiles {
   int slabs_counted = 1;
   FastDivmod slabs;
@@ -157,7 +157,7 @@ struct ScheduleNumbers {
   int end = 0;
   int tiles_base = 0;  // of the places before the first
   int units_base = 0;
-  int tiles = 0;
+  int tiles = 0;  // if all are resized
   int units = 0;
   int most_units = 0;  // of a tile as metadata count it
   int longest = 0;     // of a tile as it is; of few queries behind many, with a CTA's share of these
@@ -225,12 +225,21 @@ class Schedule {
   HA_HOST_DEVICE constexpr ScheduleNumbers const& numbers() const { return numbers_; }
   HA_HOST_DEVICE constexpr int begin() const { return numbers_.begin; }
   HA_HOST_DEVICE constexpr int end() const { return numbers_.end; }
+  HA_HOST_DEVICE constexpr int head_groups() const { return params_.head_groups.divisor; }
+  // The first place whose sequence has few queries.
+  HA_HOST_DEVICE constexpr int few_begin() const {
+    return metadata_ == nullptr ? end() : clamped(PlacesAndCuts::of(fact(kPlacesAndCuts)).prefill, begin(), end());
+  }
 
   // Of one head group, as metadata count them.
   HA_HOST_DEVICE constexpr int tiles_before(int place) const {
     if (metadata_ == nullptr) { return place * params_.alike.tiles; }
     if (place == numbers_.begin) { return 0; }
     return behind(numbers_.tiles_base, tiles_until(place - 1).tiles, params_.most_tiles);
+  }
+  // As many as the kernel has for these.
+  HA_HOST_DEVICE constexpr int resized_before(int place) const {
+    return params_.resized.of(tiles_before(place), place - numbers_.begin);
   }
   HA_HOST_DEVICE constexpr int units_before(int place) const {
     if (metadata_ == nullptr) { return place * params_.alike_units; }
@@ -246,7 +255,7 @@ class Schedule {
     return params_.share == CardShare::kTakes ? until.turned_in_class : until.turned_in_all;
   }
 
-  // Of all head groups.
+  // Of all head groups, if all tiles are resized.
   HA_HOST_DEVICE constexpr int tiles() const { return numbers_.tiles * params_.head_groups.divisor; }
   HA_HOST_DEVICE constexpr int units() const { return numbers_.units * params_.head_groups.divisor; }
 

@@ -115,7 +115,7 @@ __device__ __forceinline__ void publish_many_queries(AttentionParams const& para
     publish_items(DenseWorkSource(params, cta, Traits::kParts && params.parts.on()));
   } else {
     ScheduleParams const& schedule = params.schedule;
-    using Source = WorkSource<Traits::kPlacesNear>;
+    using Source = WorkSource<Traits::kPlacesNear, typename Traits::Few>;
     using State = typename Source::State;
     auto* const state = reinterpret_cast<State*>(shared.source);
     warm_schedule(schedule, params.sequences);

@@ -19,7 +19,8 @@ namespace hopper_attention {
 // cut or of which all are in as many parts. Schedules count the tiles of kRagged all the same. kPaired is for so few
 // tiles that each has an SM, of which some are long and some short, or so few that each has several: the thread blocks
 // of a cluster share a long one and a short one. kMixed is for prompts beside sequences of few queries in one kernel,
-// whose blocks have as many keys as those of few queries; it computes tiles of at most 16 rows as kFewRows does.
+// whose blocks have as many keys as those of few queries; it computes tiles of at most 16 rows as kFewRows does. With
+// more of these than SMs it is kMixedMany, which finds each by its number; fewer are found sooner without that code.
 // kWindow is for windows so short that one block holds what a tile sees, wherever lengths are; dense calls have such a
 // tile among theirs. Softcap for many queries, in dense calls too, has kernels of its own with the tiles of kRagged.
 // Those of kFewRows have two more: for batch_invariant, since what merges parts would take short calls 0.2 us, and for
@@ -34,6 +35,7 @@ enum class TileUse : std::uint8_t {
   kSmallParts,
   kWindow,
   kMixed,
+  kMixedMany,
   kPaired,
   kCapped,
   kDecode,
@@ -44,6 +46,8 @@ enum class TileUse : std::uint8_t {
   kSomeRowsByIndex
 };
 
+constexpr bool is_mixed(TileUse use) { return use == TileUse::kMixed || use == TileUse::kMixedMany; }
+
 constexpr Calls calls_of(TileUse use) {
   switch (use) {
     case TileUse::kDense:
@@ -53,6 +57,8 @@ constexpr Calls calls_of(TileUse use) {
       return Calls::kUncapped;
     case TileUse::kMixed:
       return Calls::kMixed;
+    case TileUse::kMixedMany:
+      return Calls::kMixedMany;
     case TileUse::kSmallGrid:
     case TileUse::kWindow:
       return Calls::kUncut;
@@ -184,6 +190,16 @@ inline constexpr std::array kTiles{
             {128, 128, 128, 128, 4},
             "one kernel instead of two: 28 and 15 queries beside four singles on 4.5k keys, 12/2 heads, 0.65 of the "
             "time",
+            {1557, 2536}},
+    TileRow{TileUse::kMixedMany,
+            {128, 128, 64, 64, 8},
+            "one kernel instead of two, for many sequences: 42 and some queries beside 129 on up to 5.2k "
+            "keys, 12/2 heads, 0.57 of the time",
+            {1330, 1100}},
+    TileRow{TileUse::kMixedMany,
+            {128, 128, 128, 128, 4},
+            "one kernel instead of two, for many sequences: 506 and some queries beside 35 on up to 7.1k "
+            "keys, 48/8 heads, 0.69 of the time",
             {1557, 2536}},
     TileRow{TileUse::kPaired,
             {128, 128, 64, 64, 6},

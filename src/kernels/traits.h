@@ -47,7 +47,7 @@ struct AttentionTraits {
   static constexpr bool kDrawn = kListed && !kByIndex;   // CTAs may draw their tiles
   static constexpr bool kPaired = kTile.calls == Calls::kPaired;
   static constexpr bool kRanked = may_rank_tiles(kTile);
-  static constexpr bool kMixed = kTile.calls == Calls::kMixed;  // computes tiles of few rows as kernels for these do
+  static constexpr bool kMixed = is_mixed(kTile.calls);  // computes tiles of few rows as kernels for these do
   static constexpr bool kInParts = kTile.calls == Calls::kInParts;                    // that follow from the tile alone
   static constexpr bool kParts = kPages && !kPaired && kTile.calls != Calls::kUncut;  // of tiles
 
@@ -248,8 +248,9 @@ struct AttentionTraits {
   static constexpr int kWorkSlots = kDecode || !kListed ? 4 : (kSkips || kOneBlock) && kOutputSlots == 0 ? 3 : 2;
   // Of the schedule, how many places are near at a time.
   static constexpr int kPlacesNear = kConsumerWarpgroups >= 3 ? 1 : 32;
+  using Few = conditional_t<kTile.calls == Calls::kMixedMany, FewAlone, FewAsMany>;
   static constexpr bool kHasState = !kDecode && kListed && !kPaired;
-  static constexpr int kBytesOfState = kHasState ? int(sizeof(WorkSourceState<kPlacesNear>)) : 8;
+  static constexpr int kBytesOfState = kHasState ? int(sizeof(WorkSourceState<kPlacesNear, Few>)) : 8;
   static constexpr int kBytesOfRanks = kPaired || kRanked ? kMostRankedSequences * int(sizeof(RankedSequence)) : 8;
   static constexpr int kBytesOfSource = kDecode ? 8 : max_of(kBytesOfState, kBytesOfRanks);
   // The first item is found while the kernel before still runs, from a copy of the schedule, by the scheduler warp if

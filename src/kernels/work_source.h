@@ -45,12 +45,88 @@ HA_HOST_DEVICE TilesOfUnits tiles_of_units(ScheduleParams const& schedule, MaskP
           packing.queries_per_slab * slabs, keys, 1 + schedule.ends};
 }
 
+// How the list of tiles of a kernel for many queries has those of sequences of few: as metadata count them, resized
+// like all others, where the second of each does not exist.
+struct FewAsMany {
+  static constexpr bool kAlone = false;
+
+  HA_HOST_DEVICE explicit FewAsMany(Schedule const& /*made*/) {}
+  HA_HOST_DEVICE static int tiles_before(Schedule const& made, int place) { return made.resized_before(place); }
+  HA_HOST_DEVICE static int tiles_of_all(Schedule const& made) { return made.tiles(); }
+  HA_HOST_DEVICE static int entry(int drawn) { return drawn; }
+};
+
+// Each is one tile, so that its place follows from its number in the list and is brought alone. If prompts keep most
+// CTAs busy, and memory has more to do for few queries than a tile of a prompt takes, both classes alternate, so that
+// half of the CTAs have tiles of each: 512 queries on 4k beside 64 singles on 2k, 32/8 heads, 177 us with all tiles of
+// the prompt in front, and 161 so.
+struct FewAlone {
+  static constexpr bool kAlone = true;
+
+  int begin;        // the first of their places
+  int counted = 0;  // tiles before it, as metadata count them
+  int entries = 0;  // of the list before it, tiles or units, of one head group
+  int rounds = 0;   // in which both alternate, each with so many tiles of all head groups
+  int prompts_of_round = 0;
+  int few_of_round = 0;
+  int prompts = 0;
+
+  HA_HOST_DEVICE explicit FewAlone(Schedule const& made) : begin(made.few_begin()) {
+    if (made.by_units()) {
+      entries = made.units_before(begin);
+      return;
+    }
+    counted = made.tiles_before(begin);
+    entries = made.resized_before(begin);
+    alternate(made);
+  }
+
+  HA_HOST_DEVICE int tiles_before(Schedule const& made, int place) const {
+    if (place <= begin) { return made.resized_before(place); }
+    return entries + max_of(0, made.tiles_before(place) - counted);  // damaged metadata may count fewer
+  }
+  HA_HOST_DEVICE int tiles_of_all(Schedule const& made) const {
+    return tiles_before(made, made.end()) * made.head_groups();
+  }
+
+  // Which entry of the list is the one that is drawn as number `drawn`. Behind the last round come the prompts that are
+  // left, then all others.
+  HA_HOST_DEVICE int entry(int drawn) const {
+    if (rounds == 0) { return drawn; }
+    int const of_round = prompts_of_round + few_of_round;
+    int const round = min_of(static_cast<int>(static_cast<unsigned>(drawn) / static_cast<unsigned>(of_round)), rounds);
+    int const within = drawn - round * of_round;
+    int const of_prompts = round < rounds ? prompts_of_round : prompts - rounds * prompts_of_round;
+    return within < of_prompts ? round * prompts_of_round + within
+                               : prompts + round * few_of_round + within - of_prompts;
+  }
+
+ private:
+  // Units of both classes take about as long, a prompt's on an SM and those of few queries on as many SMs as read as
+  // fast as all.
+  HA_HOST_DEVICE void alternate(Schedule const& made) {
+    int const groups = made.head_groups();
+    int const ctas = made.ctas();
+    int const units = made.units_before(begin);
+    int const units_of_few = max_of(0, made.numbers().units - units);
+    int const tiles_of_few = max_of(1, tiles_before(made, made.end()) - entries);
+    int const tile = units / max_of(1, counted);
+    prompts = entries * groups;
+    if (prompts <= ctas - ctas / 4 || units_of_few * groups / ctas < tile) { return; }
+    constexpr int kMostOfFew = 1 << 10;
+    prompts_of_round = max_of(1, ctas / 2);
+    few_of_round = prompts_of_round * clamped(tile / max_of(1, units_of_few / tiles_of_few), 1, kMostOfFew);
+    rounds = min_of(prompts / prompts_of_round, tiles_of_few * groups / few_of_round);
+  }
+};
+
 // What a source of work remembers of the schedule. On the device it lies in shared memory, since producers have no
 // registers for it. It does not refer to the parameters: through an address that comes from memory, each of them would
 // be a load instead of an operand.
-template <int kPlaces>
+template <int kPlaces, class Few = FewAsMany>
 struct WorkSourceState {
   ScheduleNumbers schedule;
+  [[no_unique_address]] Few few;
   Chunks chunks;
   Draws draws;
   RestOfChunk rest;
@@ -64,22 +140,22 @@ struct WorkSourceState {
   Sequence sequence[kPlaces];
 
   // One lane makes it.
-  HA_HOST_DEVICE explicit WorkSourceState(Schedule const& made) : schedule(made.numbers()) {
+  HA_HOST_DEVICE explicit WorkSourceState(Schedule const& made) : schedule(made.numbers()), few(made) {
     if (made.by_units()) { chunks = made.chunks(); }
-    draws = made.draws(made.by_units() ? chunks.count : made.tiles());
+    draws = made.draws(made.by_units() ? chunks.count : few.tiles_of_all(made));
     window = made.begin();
   }
 };
 
 // Of the schedule, for tiles of many queries. All lanes of a warp call it. They bring `kPlaces` places with their
-// sequences near at a time, each lane one, so that most items are found without waiting for memory. Load: how lengths
-// are read.
-template <int kPlaces, class Load = PlainLoad>
+// sequences near at a time, each lane one, so that most items are found without waiting for memory; with FewAlone one
+// of few queries, since the next tile is mostly elsewhere. Load: how lengths are read.
+template <int kPlaces, class Few = FewAsMany, class Load = PlainLoad>
 class WorkSource {
   static_assert(kPlaces >= 1 && kPlaces <= 32);
 
  public:
-  using State = WorkSourceState<kPlaces>;
+  using State = WorkSourceState<kPlaces, Few>;
   static constexpr bool kDraws = true;  // items that another CTA could have
 
   // `metadata`: those of `params`, or a copy.
@@ -118,13 +194,21 @@ class WorkSource {
     return sequence_at<Load>(params_.sequences, schedule().sequence(place));
   }
 
-  HA_HOST_DEVICE void next_tile(WorkItem& item, int index) {
+  HA_HOST_DEVICE void next_tile(WorkItem& item, int drawn) {
     item.place = -1;  // all of it at once, when it is known: producers have few registers
-    if (index < 0 || index >= state_.draws.count) { return; }
+    if (drawn < 0 || drawn >= state_.draws.count) { return; }
+    int const index = state_.few.entry(drawn);
     FastDivmod const& groups = params_.schedule.head_groups;
     int const in_group = groups.quotient(index);
-    int const i = find(in_group);
+    int const i = find(in_group, false);
     if (i < 0) { return; }
+    if constexpr (Few::kAlone) {
+      if (state_.window + i >= state_.few.begin) {
+        // In damaged metadata a place may have more than one tile, which then do not exist.
+        item = {.place = state_.window + i, .head = index - in_group * groups.divisor, .m = in_group - before(i)};
+        return;
+      }
+    }
     // Places that have the same work run together, [begin, end) of the window.
     int begin = 0;
     int end = 1;
@@ -167,14 +251,15 @@ class WorkSource {
   HA_HOST_DEVICE void next_units(WorkItem& item, Draw draw) {
     item.place = -1;
     RestOfChunk rest = state_.rest;
-    if (rest.next >= rest.end) {
+    bool const follows = rest.next < rest.end;
+    if (!follows) {
       rest.chunk = draw(state_.draws);
       if (rest.chunk < 0 || rest.chunk >= state_.chunks.count) { return; }
       rest.next = state_.chunks.begin(rest.chunk);
       rest.end = state_.chunks.begin(rest.chunk + 1);
       if (rest.next >= rest.end) { return; }
     }
-    int const i = find(params_.schedule.head_groups.quotient(rest.next));
+    int const i = find(params_.schedule.head_groups.quotient(rest.next), follows);
     if (i < 0) { return; }
     FoundPlace const found{state_.window + i, before(i), state_.until[i]};
     UnitTile const tile =
@@ -198,23 +283,38 @@ class WorkSource {
   // Entries of the list, tiles or units of one head group, before a place of the schedule, and of the window.
   HA_HOST_DEVICE int entries_before(int place) const {
     if (schedule().by_units()) { return schedule().units_before(place); }
-    int const counted = schedule().tiles_before(place);
-    return params_.schedule.resized.of(counted, place - schedule().begin());
+    return state_.few.tiles_before(schedule(), place);
   }
   HA_HOST_DEVICE int before(int i) const { return i == 0 ? state_.before : state_.until[i - 1]; }
 
-  // Which place of the window, which it moves there, holds entry `x`; -1 if none does, in damaged metadata.
-  HA_HOST_DEVICE int find(int x) {
+  // Which place of the window, which it moves there, holds entry `x`; -1 if none does, in damaged metadata. `follows`:
+  // whether `x` is the entry behind what the CTA took last.
+  HA_HOST_DEVICE int find(int x, bool follows) {
     // It is mostly in the places that follow, but for the first one.
     int place = state_.window + state_.window_count;
-    bool const anywhere = kPlaces == 1 && state_.window_count == 0;
+    bool anywhere = kPlaces == 1 && state_.window_count == 0;
+    bool alone = false;
+    if constexpr (Few::kAlone) {
+      alone = !follows && x >= state_.few.entries;
+      if (alone) {
+        place = state_.few.begin + (x - state_.few.entries);
+        anywhere = schedule().by_units();
+      } else if (x < state_.few.entries && state_.window >= state_.few.begin) {
+        place = schedule().begin();
+      }
+    }
     HA_NO_UNROLL
     for (int attempt = anywhere ? 1 : 0; !may_hold(x); ++attempt) {
       if (attempt == 2) { return -1; }
       if (attempt == 1) {
-        place = find_place(schedule().begin(), schedule().end(), x, [&](int p) { return entries_before(p + 1); });
+        place = find_place(first_place(alone), schedule().end(), x, [&](int p) { return entries_before(p + 1); });
       }
-      if (place < schedule().end()) { move(place); }
+      if (place >= schedule().end()) { continue; }
+      if (alone) {
+        bring(place);
+      } else {
+        move(place);
+      }
     }
     if constexpr (kPlaces == 1) { return 0; }
     unsigned const earlier =
@@ -222,8 +322,34 @@ class WorkSource {
     int const i = earlier == ~0U ? kPlaces : log2_of(static_cast<int>(~earlier & -~earlier));
     return i < state_.window_count && before(i) <= x && x < state_.until[i] ? i : -1;
   }
+  HA_HOST_DEVICE int first_place(bool of_few) const {
+    if constexpr (Few::kAlone) {
+      if (of_few) { return state_.few.begin; }
+    }
+    return schedule().begin();
+  }
   HA_HOST_DEVICE bool may_hold(int x) const {
     return state_.window_count > 0 && state_.before <= x && x < state_.until[state_.window_count - 1];
+  }
+
+  // A place of few queries alone: which ones are near changes no item of theirs, and nothing that is left of earlier
+  // places about runs is read for them. One number after the other, for want of registers.
+  HA_HOST_DEVICE void bring(int place) {
+    int const first = entries_before(place);
+    in_each_lane([&](int lane) {
+      if (lane > 0) { return; }
+      state_.window = place;
+      state_.window_count = 1;
+      state_.before = first;
+    });
+    int const until = entries_before(place + 1);
+    in_each_lane([&](int lane) {
+      if (lane == 0) { state_.until[0] = until; }
+    });
+    Sequence const sequence = sequence_of(place);
+    in_each_lane([&](int lane) {
+      if (lane == 0) { state_.sequence[0] = sequence; }
+    });
   }
 
   // Windows begin at multiples of their size, so that all CTAs see the same places together.

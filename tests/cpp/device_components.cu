@@ -105,10 +105,13 @@ class OnDevice {
   T* data_ = nullptr;
 };
 
-using ListedSource = WorkSource<32>;  // of prefill kernels with two warpgroups
+// Of prefill kernels with two warpgroups, and of that of both classes.
+using ListedSource = WorkSource<32>;
+using ListedSourceOfBoth = WorkSource<32, FewAlone>;
 
 // The first items of a CTA, whose draws are `cta`, `cta + ctas`, ... All lanes of a warp.
-HA_HOST_DEVICE void list_items(AttentionParams const& params, ListedSource& source, int cta, ListedItem* items) {
+template <class Source>
+HA_HOST_DEVICE void list_items(AttentionParams const& params, Source& source, int cta, ListedItem* items) {
   int round = 0;
   auto const draw = [&](Draws const&) { return cta + round++ * params.schedule.ctas; };
   for (int i = 0; i < kMostItems; ++i) {
@@ -121,13 +124,24 @@ HA_HOST_DEVICE void list_items(AttentionParams const& params, ListedSource& sour
   }
 }
 
+template <class Source>
 __global__ void list_all(__grid_constant__ AttentionParams const params, int slabs, int keys, ListedItem* items) {
-  using State = ListedSource::State;
+  using State = typename Source::State;
   __shared__ alignas(State) char memory[sizeof(State)];
   if (threadIdx.x == 0) { new (memory) State(Schedule(params.schedule)); }
   __syncwarp();
-  ListedSource source(params, params.schedule.metadata, *reinterpret_cast<State*>(memory), slabs, keys);
+  Source source(params, params.schedule.metadata, *reinterpret_cast<State*>(memory), slabs, keys);
   list_items(params, source, static_cast<int>(blockIdx.x), items + blockIdx.x * kMostItems);
+}
+
+// The same of all CTAs, on the host.
+template <class Source>
+void list_all_here(AttentionParams const& params, int slabs, int keys, ListedItem* items) {
+  for (int cta = 0; cta < params.schedule.ctas; ++cta) {
+    typename Source::State state(Schedule(params.schedule));
+    Source source(params, params.schedule.metadata, state, slabs, keys);
+    list_items(params, source, cta, items + std::size_t{kMostItems} * cta);
+  }
 }
 
 // But for what lies between the fields.
@@ -304,16 +318,12 @@ int check_schedules() {
       std::size_t const count = std::size_t{132} * kMostItems;
       std::vector<ListedItem> wanted(count);
       OnDevice<ListedItem> const listed(wanted);
-      list_all<<<132, 32>>>(work, slabs, block, listed.data());
+      (of_both ? list_all<ListedSourceOfBoth> : list_all<ListedSource>)<<<132, 32>>>(work, slabs, block, listed.data());
       check(cudaGetLastError(), "launch of the list");
       std::vector<ListedItem> const found = listed.host();
       work.sequences = host.sequences;
       work.schedule.metadata = expected.data();
-      for (int cta = 0; cta < 132; ++cta) {
-        ListedSource::State state(Schedule(work.schedule));
-        ListedSource source(work, work.schedule.metadata, state, slabs, block);
-        list_items(work, source, cta, wanted.data() + std::size_t{kMostItems} * cta);
-      }
+      (of_both ? list_all_here<ListedSourceOfBoth> : list_all_here<ListedSource>)(work, slabs, block, wanted.data());
       if (std::memcmp(found.data(), wanted.data(), count * sizeof(ListedItem)) != 0 && ++wrong <= 5) {
         std::fprintf(stderr, "batch %d, round %d: host and device find different items\n", batch, round);
       }

@@ -829,7 +829,7 @@ TEST_CASE(
   };
   CHECK(decode_is_first(1024, 200, 32, 128));  // tiles of 32 queries of four heads: 32 x 8
   CHECK_FALSE(decode_is_first(512, 200, 32, 128));
-  CHECK_FALSE(decode_is_first(2048, 200, 8, 128));
+  CHECK_FALSE(decode_is_first(2048, 400, 8, 128));
   CHECK_FALSE(decode_is_first(4096, 200, 32, 64));  // two blocks of decode share an SM
   CHECK(decode_is_first(4096, 200, 32, 256));
   CHECK(decode_is_first(4096, 200, 32, 128, true));
@@ -1499,7 +1499,7 @@ TEST_CASE("plan: few prompts and sequences of few queries share one kernel where
   auto const by_schedule = [](Problem const& problem) {
     Plan const by_it = plan(problem, card(132));
     KernelPlan const& kernel = by_it.kernels.front();
-    return by_it.listed && !by_it.makes_schedule && kernel.tile.calls == Calls::kMixed && kernel.may_split;
+    return by_it.listed && !by_it.makes_schedule && is_mixed(kernel.tile.calls) && kernel.may_split;
   };
   auto const without_metadata = [](Problem problem) {
     problem.has_metadata = false;
@@ -1516,7 +1516,7 @@ TEST_CASE("plan: few prompts and sequences of few queries share one kernel where
   CHECK(by_schedule(step(300, 41, 1, 8192)));  // instead of pairs of tiles
   CHECK(is_paired(plan(without_metadata(step(300, 41, 1, 8192)), card(132)).kernels.front()));
   CHECK_FALSE(by_schedule(step(140, 12, 2, 4096)));  // tiles that clusters share as well
-  CHECK_FALSE(by_schedule(step(140, 3, 2, 16000)));
+  CHECK(by_schedule(step(140, 3, 2, 16000)));
   Problem other = step(140, 33, 1, 16000);
   other.seqused_q = true;  // of which metadata do not know
   CHECK_FALSE(has_classes(other));
@@ -1546,22 +1546,16 @@ TEST_CASE("readers_of_few: even parts of steps are asked for where some call may
     p.head_dim = p.head_dim_v = head_dim;
     return readers_of_few(p, card(132)).of_both;
   };
-  for (int const head_dim : {64, 128}) {  // three rounds of tiles of few queries, of up to 100 sequences
-    CHECK(of_both(99, 4, head_dim) == 132);
-    CHECK(of_both(100, 4, head_dim) == 0);
-    CHECK(of_both(100, 3, head_dim) == 132);
-    CHECK(of_both(101, 3, head_dim) == 0);
-  }
-  CHECK(of_both(132, 2, 128) == 132);  // two of more
-  CHECK(of_both(133, 2, 128) == 0);
-  CHECK(of_both(132, 1, 64) == 132);  // one
-  CHECK(of_both(133, 1, 64) == 0);
+  CHECK(of_both(165, 4, 128) == 132);  // five rounds of tiles of few queries
+  CHECK(of_both(166, 4, 128) == 0);
+  CHECK(of_both(99, 4, 64) == 132);  // three
+  CHECK(of_both(100, 4, 64) == 0);
   CHECK(of_both(5, 1, 256) == 0);  // no kernel
   // A call that makes its schedule itself knows which kernels it has.
   Problem p = step_of_classes(4000, 41, 2, 8192);
   p.has_metadata = false;
   Plan const one = plan(p, card(132));
-  REQUIRE((one.makes_schedule && one.kernels.front().tile.calls == Calls::kMixed));
+  REQUIRE((one.makes_schedule && is_mixed(one.kernels.front().tile.calls)));
   CHECK(one.readers.of_both == 132);
   p.num_splits = 3;
   Plan const two = plan(p, card(132));
@@ -1803,7 +1797,7 @@ TEST_CASE(
         // Or a kernel for both, which computes it as one for few does.
         Plan const made = plan(p, card(132));
         KernelPlan const& first = made.kernels.front();
-        CHECK((made.kernels.size() == 2 || (first.tile.calls == Calls::kMixed && first.may_split)));
+        CHECK((made.kernels.size() == 2 || (is_mixed(first.tile.calls) && first.may_split)));
       }
     }
   }
@@ -1822,7 +1816,7 @@ TEST_CASE("plan: one kernel for prompts and single queries, where tiles are few,
     change(other);
     Plan const made = testing::plan_with(other, card(132), forced);
     CAPTURE(made.explain());
-    bool const mixed = made.kernels.front().tile.calls == Calls::kMixed;
+    bool const mixed = hopper_attention::is_mixed(made.kernels.front().tile.calls);
     CHECK(mixed == (made.kernels.size() == 1 && explains(made, "as those for few queries do")));
     return mixed;
   };
@@ -1835,26 +1829,11 @@ TEST_CASE("plan: one kernel for prompts and single queries, where tiles are few,
       q.heads_k = heads_k;
     };
   };
-  CHECK(is_mixed(beside(49, 12 * 32, 8)));  // three rounds of few, three quarters of one of many
-  CHECK_FALSE(is_mixed(beside(50, 12 * 32, 8)));
-  CHECK_FALSE(is_mixed(beside(17, 12 * 32 + 1, 8)));
-  CHECK(is_mixed(beside(100, 32, 3)));
-  CHECK_FALSE(is_mixed(beside(101, 32, 3)));
-  CHECK(is_mixed(beside(132, 32, 1)));  // of more sequences one round of few
-  CHECK_FALSE(is_mixed(beside(133, 32, 1)));
-  auto const beside_a_round = [](int batch, int more) {  // 17 x 32 queries are 136 tiles
-    return [=](Problem& q) {
-      q.batch = batch;
-      q.total_q = batch + 16 * 32 + more;
-    };
-  };
-  CHECK_FALSE(is_mixed(beside_a_round(17, 0)));
-  CHECK(is_mixed(beside_a_round(17, 32)));
-  CHECK(is_mixed(beside_a_round(33, 32)));  // two rounds of few
-  CHECK_FALSE(is_mixed(beside_a_round(34, 32)));
+  CHECK(is_mixed(beside(82, 32, 8)));  // five rounds of few
+  CHECK_FALSE(is_mixed(beside(83, 32, 8)));
   CHECK(is_mixed([](Problem& q) { q.total_q = 16 + 49 * 32; }));
   CHECK_FALSE(is_mixed([](Problem& q) { q.total_q = 17 + 49 * 32; }));  // 400 tiles in more than three rounds
-  // Two blocks of decode share an SM: half a round of many.
+  // Two blocks of decode share an SM: three quarters of a round of many, and three of few.
   auto const of_64 = [](int batch, int queries) {
     return [=](Problem& q) {
       q.head_dim = q.head_dim_v = 64;
@@ -1862,9 +1841,9 @@ TEST_CASE("plan: one kernel for prompts and single queries, where tiles are few,
       q.total_q = batch + queries;
     };
   };
-  CHECK(is_mixed(of_64(49, 8 * 32)));
-  CHECK_FALSE(is_mixed(of_64(50, 8 * 32)));
-  CHECK_FALSE(is_mixed(of_64(16, 8 * 32 + 1)));
+  CHECK(is_mixed(of_64(49, 12 * 32)));
+  CHECK_FALSE(is_mixed(of_64(50, 12 * 32)));
+  CHECK_FALSE(is_mixed(of_64(16, 12 * 32 + 1)));
   CHECK(is_mixed([](Problem& q) { q.seqlen_q = 2000; }));  // no bound changes it
   CHECK(is_mixed([](Problem& q) { q.sm_margin = 40; }));   // nor a margin
   CHECK_FALSE(is_mixed([](Problem& q) { q.num_splits = 3; }));
@@ -1887,7 +1866,7 @@ TEST_CASE("plan: one kernel for prompts and single queries, where tiles are few,
     other.mask.left = left;
     other.mask.right = 0;
     Plan const made = plan(other, card(132));
-    REQUIRE(made.kernels.front().tile.calls == Calls::kMixed);
+    REQUIRE(hopper_attention::is_mixed(made.kernels.front().tile.calls));
     return made.kernels.front().may_split;
   };
   CHECK(may_cut(16 * 80 + 1, kUnlimited));
@@ -2465,7 +2444,7 @@ TEST_CASE("plan_with: clusters can be forced and forbidden") {
 
 // `queries` of prompts beside single ones: too many for ranks.
 Problem prompts_beside_decode(int queries, int head_dim = 128) {
-  constexpr int kSingles = 300;  // more than a kernel for both classes is chosen for
+  constexpr int kSingles = 700;  // more than a kernel for both classes is chosen for
   static_assert(kSingles > kMostRankedSequences);
   Problem p = ragged(queries, 131'072, head_dim, 1 + kSingles);
   p.heads_q = 4;
@@ -2486,8 +2465,8 @@ TEST_CASE("plan: prefill in front of decode leaves it SMs from the start, where 
   Problem with_margin = prompts_beside_decode(100);
   with_margin.sm_margin = 32;
   Problem drafts = prompts_beside_decode(17);  // so many queries that each has a tile
-  drafts.batch = 300;
-  drafts.total_q = 120 * 17 + 180;
+  drafts.batch = 700;
+  drafts.total_q = 120 * 17 + 580;
   Problem loosely_bounded = drafts;
   loosely_bounded.seqlen_q = 4096;
   // Tiles hold 192 rows of four heads: 48 queries.
@@ -2527,8 +2506,11 @@ TEST_CASE("plan: tiles of fewer rows are cut where a schedule shares them out an
        {Case{"a long one", 9417, 0, Calls::kUncapped}, Case{"none that is worth it", 1900, 0, Calls::kUncut},
         Case{"as asked", 9417, 1, Calls::kUncut}}) {
     CAPTURE(c.why);
-    Problem p = prompts_beside_decode(1500);  // 63 tiles of 192 rows, 94 of 128
-    p.heads_q = 8;
+    Problem p = prompts_beside_decode(600);  // of two groups of heads 50 tiles of 192 rows, 76 of 128
+    p.batch = 332;
+    p.total_q = 600 + 331;
+    p.heads_q = 16;
+    p.heads_k = 2;
     p.mask.right = 0;
     p.seqlen_k = c.keys;
     p.num_splits = c.num_splits;
@@ -2542,7 +2524,7 @@ TEST_CASE("plan: tiles of fewer rows are cut where a schedule shares them out an
     // Metadata count tiles of 192 rows, blocks of 80 keys and three units for the ends of a tile.
     ScheduleParams const params = schedule_params(made, prefill, p);
     CHECK(params.resized.on());
-    CHECK(params.most_units >= (ceil_div(1500, 24) + 301) * (ceil_div(c.keys, 80) + 3));
+    CHECK(params.most_units >= (ceil_div(600, 24) + 332) * (ceil_div(c.keys, 80) + 3));
   }
 }
 

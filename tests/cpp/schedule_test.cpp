@@ -14,6 +14,7 @@
 #include <optional>
 #include <random>
 #include <set>
+#include <span>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -302,6 +303,7 @@ constexpr WorkItem kStaleItem{.place = 1,
 
 enum class Turn { kRandom, kLeastLoaded, kLastFirst };
 
+char const* const kSecondOfFew = "a second tile of a sequence of few queries";
 char const* const kTooManyEmpty = "more than two tiles without queries of a sequence and head group";
 
 // Runs all CTAs of a kernel, each as the scheduler warp of attention_kernel.h does, in a random order, as if every
@@ -336,8 +338,10 @@ std::string run_drawing(AttentionParams const& params, KernelPlan const& kernel,
   }
   std::map<int*, unsigned> counters;
   bool const by_units = Schedule(params.schedule).by_units();
+  int const few_begin = Schedule(params.schedule).few_begin();
   bool const even = Schedule(params.schedule).numbers().even_parts();
   std::map<std::pair<int, int>, int> empty;  // whole resized tiles without queries, of a place and head group
+  bool has_second_of_few = false;
   while (!running.empty()) {
     auto const [key, c] = *running.begin();
     running.erase(running.begin());
@@ -363,6 +367,7 @@ std::string run_drawing(AttentionParams const& params, KernelPlan const& kernel,
     TileWork const work = tile_work(params, slabs, kernel.tile.keys, item, sequence);
     running.insert({next_turn(key, c, even ? work.range.blocks() : item.last - item.first), c});
     if (params.schedule.resized.on() && !by_units && work.queries.last < work.queries.first) {
+      has_second_of_few |= kernel.tile.calls == Calls::kMixedMany && item.place >= few_begin && item.m > 0;
       ++empty[{item.place, item.head}];
       continue;
     }
@@ -376,6 +381,7 @@ std::string run_drawing(AttentionParams const& params, KernelPlan const& kernel,
   for (auto const& [where, count] : empty) {
     if (count > 2) { return kTooManyEmpty; }
   }
+  if (has_second_of_few) { return kSecondOfFew; }
   return "";
 }
 
@@ -421,6 +427,9 @@ std::string run_kernel(AttentionParams const& params, KernelPlan const& kernel, 
                        std::vector<Done>& done) {
   auto const run = [&](auto make_source) { return run_drawing(params, kernel, random, turn, done, make_source); };
   if (kernel.family == KernelFamily::kPrefill) {
+    if (kernel.tile.calls == Calls::kMixedMany) {
+      return run([&] { return WithState<WorkSource<32, FewAlone>>(params, kernel.tile); });
+    }
     if (slabs_of(kernel.tile) >= 3) {
       return run([&] { return WithState<WorkSource<1>>(params, kernel.tile); });
     }
@@ -723,13 +732,18 @@ std::string order_fault(Call const& call, AttentionParams const& params, std::ve
   std::erase_if(done, [](Done const& d) { return !begins_tile(d.work.part); });
   std::sort(done.begin(), done.end(), [](Done const& a, Done const& b) { return a.index < b.index; });
   std::vector<ModelPlace> const places = model_places(schedule_kernel_of(call));
-  for (std::size_t i = 1; i < done.size(); ++i) {
-    auto const place = [&](Done const& d) { return places[static_cast<std::size_t>(d.item.place)]; };
-    auto const work = [&](Done const& d) { return std::pair(place(d).work.tiles, place(d).work.units); };
-    bool const in_turn = params.schedule.resized.on() || params.schedule.fixed_splits;
-    bool const together = in_turn && work(done[i]) == work(done[i - 1]);
-    if (place(done[i]).rank() < place(done[i - 1]).rank() && !together) { return "a longer tile comes later"; }
-    if (done[i].index == done[i - 1].index) { return "a tile was drawn twice"; }
+  auto const place = [&](Done const& d) { return places[static_cast<std::size_t>(d.item.place)]; };
+  auto const work = [&](Done const& d) { return std::pair(place(d).work.tiles, place(d).work.units); };
+  bool const in_turn = params.schedule.resized.on() || params.schedule.fixed_splits;
+  int const few_begin = Schedule(params.schedule).few_begin();
+  std::array<Done const*, 2> before{};  // of each class, which may alternate in a kernel for both
+  int index = -1;
+  for (Done const& d : done) {
+    Done const*& last = before[params.schedule.mixed && d.item.place >= few_begin ? 1 : 0];
+    bool const together = in_turn && last != nullptr && work(d) == work(*last);
+    if (last != nullptr && place(d).rank() < place(*last).rank() && !together) { return "a longer tile comes later"; }
+    if (d.index == std::exchange(index, d.index)) { return "a tile was drawn twice"; }
+    last = &d;
   }
   return "";
 }
@@ -833,6 +847,7 @@ struct Seen {
   int clusters_by_schedule = 0, drawn_by_schedule = 0, units_by_schedule = 0, folded = 0, clusters_in_parts = 0;
   int merged_jointly = 0, in_many_parts = 0;
   int resized_by_units = 0, leaves_sms = 0, mixed_by_units = 0, mixed_by_tiles = 0;
+  int mixed_by_number = 0;  // by tiles, those of few queries by their number
 };
 
 // What CTAs merge that have left parts of tiles: all parts of each tile, which counts them in a word of its own. A CTA
@@ -1122,7 +1137,9 @@ std::string call_fault(Call& call, Random& random, Seen& seen) {
     seen.by_tiles += !by_units;
     seen.resized_by_units += by_units && params.schedule.resized.on();
     seen.leaves_sms += kernel.leaves > 0;
-    (by_units ? seen.mixed_by_units : seen.mixed_by_tiles) += kernel.tile.calls == Calls::kMixed;
+    bool const mixed = is_mixed(kernel.tile.calls);
+    (by_units ? seen.mixed_by_units : seen.mixed_by_tiles) += mixed;
+    seen.mixed_by_number += kernel.tile.calls == Calls::kMixedMany && !by_units;
     seen.fixed += fixed;
     for (auto const& [name, parts] : tiles) { seen.parted += parts.size() > 1; }
   }
@@ -1237,8 +1254,11 @@ TEST_CASE("schedule: tiles of fewer rows than metadata count are cut, and every 
     r.options.causal = pick(random, 0, 3) > 0;
     r.slack_k = pick(random, 0, 3000);
     r.packed_q = !mixed || pick(random, 0, 2) > 0;  // others have no even parts
-    int const singles = mixed ? pick(random, 2, 124) / r.heads_k : pick(random, 265, 300) / r.heads_k;
+    int const of_mixed = i % 8 == 0 ? pick(random, 140, 500) : pick(random, 2, 124);
+    int const singles = (mixed ? of_mixed : pick(random, 680, 720)) / r.heads_k;
     r.lengths.assign(static_cast<std::size_t>(singles), SeqlenQK{1, pick(random, 1, mixed ? 9000 : 900)});
+    // Those without queries have no tile.
+    for (int none = pick(random, 0, 3); none > 0; --none) { r.lengths.push_back({0, pick(random, 0, 9000)}); }
     for (int prompts = pick(random, 1, 6); prompts > 0; --prompts) {
       int const q = pick(random, 20, 1500 / r.heads_k);
       r.lengths.push_back({q, q + pick(random, 0, 1) * pick(random, 0, 16'000)});
@@ -1250,6 +1270,48 @@ TEST_CASE("schedule: tiles of fewer rows than metadata count are cut, and every 
   CHECK(seen.leaves_sms > 30);
   CHECK(seen.mixed_by_units > 50);
   CHECK(seen.mixed_by_tiles > 20);
+  CHECK(seen.mixed_by_number > 10);
+}
+
+TEST_CASE(
+    "FewAlone: where memory has more to do than a tile of a prompt takes, half of the CTAs have tiles of each class") {
+  struct Step {
+    char const* why;
+    int prompt, singles, keys_of_single;
+    bool alternates;
+  };
+  for (Step const& step :
+       {Step{"decode takes longer than a tile", 512, 64, 2048, true},
+        Step{"several rounds of prompts", 900, 64, 2048, true}, Step{"decode takes less", 512, 40, 600, false},
+        Step{"prompts leave enough of the CTAs", 300, 64, 2048, false}}) {
+    CAPTURE(step.why);
+    Request r;
+    r.heads_q = 32;
+    r.heads_k = 8;
+    r.options.num_splits = 0;
+    r.options.causal = true;
+    r.lengths.assign(static_cast<std::size_t>(step.singles), SeqlenQK{1, step.keys_of_single});
+    r.lengths.push_back({step.prompt, 4096});
+    Call call;
+    make_call(r, call);
+    KernelPlan const& kernel = call.plan.kernels.front();
+    REQUIRE(kernel.tile.calls == Calls::kMixedMany);
+    ScheduleParams const params = params_of(call, kernel).schedule;
+    Schedule const schedule(params);
+    REQUIRE_FALSE(schedule.by_units());
+    FewAlone const few(schedule);
+    int const count = few.tiles_of_all(schedule);
+    std::vector<int> entries;
+    for (int drawn = 0; drawn < count; ++drawn) { entries.push_back(few.entry(drawn)); }
+    CHECK(std::ranges::is_sorted(entries) == !step.alternates);
+    if (step.alternates) {
+      int const prompts = few.entries * schedule.head_groups();
+      auto const first = std::span(entries).first(static_cast<std::size_t>(kernel.ctas));
+      CHECK(std::ranges::count_if(first, [&](int entry) { return entry < prompts; }) == kernel.ctas / 2);
+    }
+    std::ranges::sort(entries);
+    for (int i = 0; i < count; ++i) { REQUIRE(entries[static_cast<std::size_t>(i)] == i); }
+  }
 }
 
 TEST_CASE("chunks: begin where they should up to the largest number of units") {
@@ -1288,6 +1350,7 @@ TEST_CASE("units: each tile of fewer rows than metadata count has some, however 
 TEST_CASE("schedule: a call may have fewer queries than its metadata count, which know no seqused_q") {
   Random random(5);
   int by_units = 0;
+  int mixed = 0;
   for (int i = 0; i < 1000; ++i) {
     Request r;
     r.heads_k = one_of<int>(random, {1, 2, 8});
@@ -1298,13 +1361,18 @@ TEST_CASE("schedule: a call may have fewer queries than its metadata count, whic
       int const q = pick(random, 200, 2500);
       r.lengths.push_back({q, std::max(q, pick(random, 300, pick(random, 0, 3) == 0 ? 60'000 : 9000))});
     }
+    for (int singles = pick(random, 0, 1) * pick(random, 1, 80); singles > 0; --singles) {
+      r.lengths.push_back({1, pick(random, 1, 3000)});
+    }
     Call call;
     make_call(r, call);
     call.problem.seqused_q = true;
     call.plan = plan(call.problem, card(132));
     if (!call.plan.listed) { continue; }
     call.metadata = model_metadata(schedule_kernel_of(call));  // of cu_seqlens_q
-    for (int& used : call.lengths.seqused_q) { used = std::max(100, used - pick(random, 0, used / 2)); }
+    for (int& used : call.lengths.seqused_q) {
+      used = used == 1 ? pick(random, 0, 1) : std::max(100, used - pick(random, 0, used / 2));
+    }
     call.sequences.seqused_q = call.lengths.seqused_q.data();
     CAPTURE(i);
     CAPTURE(text_of(r));
@@ -1317,8 +1385,10 @@ TEST_CASE("schedule: a call may have fewer queries than its metadata count, whic
     REQUIRE(coverage_fault(call, kernel, params, tiles) == "");
     if (kernel.may_split) { REQUIRE(combine_fault(call, kernel, tiles) == ""); }
     by_units += Schedule(params.schedule).by_units();
+    mixed += is_mixed(kernel.tile.calls);
   }
   CHECK(by_units > 200);
+  CHECK(mixed > 50);
 }
 
 TEST_CASE("schedule: tiles of 256 rows are computed once where metadata count those of 192") {
@@ -1827,7 +1897,7 @@ TEST_CASE("schedule: a kernel for both classes cuts long tiles each by itself, a
     Call call;
     make_call(r, call);
     KernelPlan const& kernel = call.plan.kernels.front();
-    if (kernel.tile.calls != Calls::kMixed) { continue; }
+    if (!is_mixed(kernel.tile.calls)) { continue; }
     AttentionParams const params = params_of(call, kernel);
     Schedule const schedule(params.schedule);
     if (!schedule.numbers().even_parts()) {
@@ -2360,6 +2430,7 @@ TEST_CASE("schedule: damaged metadata leads to no place outside, no slot outside
   Random random(3);
   std::int64_t items = 0;
   int by_clusters = 0, drawn = 0, by_units = 0;  // where the schedule decides
+  int mixed = 0;
   for (int i = 0; i < 900; ++i) {
     Request request = random_request(random);
     request.alike = false;
@@ -2372,6 +2443,15 @@ TEST_CASE("schedule: damaged metadata leads to no place outside, no slot outside
       request.forced_cluster = request.forced_splits = 0;
       request.options.num_splits = 0;
       request.options.batch_invariant = false;
+    }
+    if (i % 4 == 1) {  // a kernel for both classes
+      request = {};
+      request.heads_k = 1;
+      request.slack_k = 20'000;
+      request.options.num_splits = 0;
+      request.options.causal = true;
+      request.lengths.assign(static_cast<std::size_t>(pick(random, 2, 120)), SeqlenQK{1, pick(random, 1, 9000)});
+      for (int prompts = pick(random, 1, 3); prompts > 0; --prompts) { request.lengths.push_back({500, 2000}); }
     }
     CAPTURE(i);
     CAPTURE(text_of(request));
@@ -2388,8 +2468,10 @@ TEST_CASE("schedule: damaged metadata leads to no place outside, no slot outside
     }
     for (KernelPlan const& kernel : call.plan.kernels) {
       AttentionParams const params = params_of(call, kernel);
+      if (kernel.family == KernelFamily::kPrefill && !call.plan.listed) { continue; }  // it reads no schedule
       // Bounds of what the kernels may take; far larger bounds only take longer.
       if (kernel.most_units > 200'000) { continue; }
+      mixed += is_mixed(kernel.tile.calls);
       std::vector<Done> done;
       WorkFrom const from = kernel.family == KernelFamily::kDecode ? work_of(params) : WorkFrom::kSchedule;
       if (params.cluster.by_schedule) {
@@ -2403,7 +2485,8 @@ TEST_CASE("schedule: damaged metadata leads to no place outside, no slot outside
       } else {
         std::string const fault = run_kernel(params, kernel, random, Turn::kRandom, done);
         CAPTURE(fault);
-        REQUIRE((fault.empty() || fault == "a counter is not back at 0" || fault == kTooManyEmpty));
+        REQUIRE((fault.empty() || fault == "a counter is not back at 0" || fault == kTooManyEmpty ||
+                 fault == kSecondOfFew));
       }
       for (Done const& d : done) {
         ++items;
@@ -2442,6 +2525,7 @@ TEST_CASE("schedule: damaged metadata leads to no place outside, no slot outside
   CHECK(by_clusters > 10);
   CHECK(drawn > 5);
   CHECK(by_units > 20);
+  CHECK(mixed > 50);
 }
 
 TEST_CASE("schedule: more units than can be counted are taken as whole tiles") {
@@ -2677,7 +2761,7 @@ TEST_CASE("schedule: a kernel for both classes cuts tiles where those of few que
     r.lengths.push_back({queries, queries});
     Call call;
     make_call(r, call);
-    REQUIRE(call.plan.kernels.front().tile.calls == Calls::kMixed);
+    REQUIRE(is_mixed(call.plan.kernels.front().tile.calls));
     Schedule const schedule(schedule_of(call, call.plan.kernels.front()));
     int const stride = schedule_stride(call.problem.batch);
     int const parts = UnitsAndParts::parts(*where_is(call.metadata.data(), stride, kMostUnitsDecode));

@@ -365,9 +365,7 @@ def plan_of(dims: tuple[int, int], heads: tuple[int, int], **bounds: Any) -> tup
     return plan, max(packed for packed in range(1, 65) if ratio % packed == 0)
 
 
-def mixed_rounds(batch: int, head_dim: int) -> int:
-    """Of tiles of few queries, of calls for which there may be one kernel."""
-    return 3 if batch <= 100 else {64: 1, 128: 2}[head_dim]
+MIXED_ROUNDS = {64: 3, 128: 5}  # by head dim, of tiles of few queries, for which calls may have one kernel
 
 
 def call_of(batch: int, head_dim: int, head_dim_v: int, heads_q: int, heads_k: int) -> Call:
@@ -381,9 +379,9 @@ def call_of(batch: int, head_dim: int, head_dim_v: int, heads_q: int, heads_k: i
     said = re.search(r"^tile: prefill (\d+) rows", "\n".join(step.reasons), re.MULTILINE)
     groups = heads_q // packed
     mixed = any("one: it computes tiles of up to" in reason for reason in step.reasons) and said is not None
-    if not mixed or batch * groups > mixed_rounds(batch, head_dim) * 132:
+    if not mixed or batch * groups > MIXED_ROUNDS[head_dim] * BLOCKS_OF_MANY:
         return Call(plan.ctas, groups)
-    return Call(plan.ctas, groups, 132, 64 // packed * (int(said[1]) // 64))
+    return Call(plan.ctas, groups, BLOCKS_OF_MANY, 64 // packed * (int(said[1]) // 64))
 
 
 # What starting and ending a tile of many queries takes, in blocks, by its rows and keys: as its costs say, no result.

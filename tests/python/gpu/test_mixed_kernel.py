@@ -34,18 +34,37 @@ EVEN = {
     "both classes cut, a part for each block": ((33, 4000), *(((1, 6000),) * 3), (2, 5000)),
     "parts in front, and more whole tiles than blocks": ((40, 12_000), *((1, 400 + 3 * n) for n in range(60)), (1, 0)),
 }
+# More sequences of few queries than the scheduler has near, and more tiles of them than SMs.
+MANY = {
+    "few prompts": ((60, 900), (300, 700), (1, 0), (0, 400), *((1 + n % 3, 40 + 9 * n) for n in range(90))),
+    "as many prompts as are near, and more": (*((20 + n, 20 + 5 * n) for n in range(40)), *(((1, 300),) * 70)),
+    "no prompt, or one without keys": ((30, 0), *((1, 64 + n) for n in range(70))),
+    "long prompts, in parts": (*(((150, 6000),) * 3), *(((1, 130),) * 70), (4, 3000)),
+    "a long tile of few queries, in parts": ((100, 100), (1, 40_000), *(((2, 200),) * 70)),
+}
+# Prompts have most of the SMs, and decode takes longer than one of their tiles.
+ALTERNATE = ((1700, 1700), *(((1, 1800),) * 80), (0, 9), (2, 1000))
 
 
 def step(why: str, **given) -> Batch:
     """With an engine's bounds: a page table that has room for more keys than clusters could have."""
     layout = {"keys": "paged", "page_size": 16, "slack": 500}
-    batch = several(why, {**STEPS, **EVEN}[why], **{"num_splits": 0, "heads_q": 8, "heads_k": 2, **layout, **given})
+    batch = several(
+        why,
+        {**STEPS, **EVEN, **MANY, "both alternate": ALTERNATE}[why],
+        **{"num_splits": 0, "heads_q": 8, "heads_k": 2, **layout, **given},
+    )
     return batch.but(room_k=300_000) if batch.keys == "paged" else batch
 
 
 def is_mixed(batch: Batch) -> bool:
     text = plan_of(batch, max_seqlen_q=max(batch.q_lengths) + batch.slack).explain()
     return "it computes tiles of up to 16 rows as those for few queries do" in text
+
+
+def finds_few_by_number(batch: Batch) -> bool:
+    text = plan_of(batch, max_seqlen_q=max(batch.q_lengths) + batch.slack).explain()
+    return "one kernel instead of two, for many sequences" in text
 
 
 def parts_of_the_longest(batch: Batch) -> int:
@@ -121,6 +140,28 @@ def test_long_tiles_are_cut_each_by_itself(kernel, why):
     require_same_again(case)
 
 
+@pytest.mark.parametrize("why", MANY)
+@pytest.mark.parametrize("kernel", KERNELS, ids=str)
+def test_sequences_of_few_queries_are_found_by_their_number(kernel, why):
+    """Also where calls have fewer queries than metadata know, so that some of those sequences have none."""
+    dtype, head_dim = kernel
+    case = step(why, dtype=dtype, head_dim=head_dim)
+    assert finds_few_by_number(case)
+    judge_all([case.but(**given) for given in (
+        {"metadata": True}, {"extra_q": 31, "metadata": True}, {"causal": False, "window": (300, 5)},
+        {"sinks": "fp32", "heads_q": 10}, {"heads_q": 40, "heads_k": 2}, {"page_size": 1},
+    )])  # fmt: skip
+    require_same_again(case)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_both_classes_alternate(dtype):
+    case = step("both alternate", dtype=dtype)
+    assert finds_few_by_number(case) and parts_of_the_longest(case) == 0
+    judge_all([case, case.but(metadata=True), case.but(heads_q=10, sinks="fp32"), case.but(extra_q=31, metadata=True)])
+    require_same_again(case)
+
+
 def test_rows_that_do_not_count():
     """Rows of q that belong to no sequence, and keys that nobody sees."""
     case = step("both cut")
@@ -140,4 +181,19 @@ def test_a_graph_serves_other_lengths():
         ((26, 1500),) * 11 + ((25, 25),),
         ((0, 0),) * 12,
         ((2, 1500), (3, 1500), (4, 1500), (5, 1500)) * 3,
+    ])  # fmt: skip
+
+
+def test_a_graph_of_many_sequences_serves_other_lengths():
+    """Captured for one prompt beside single queries, replayed with classes that alternate, parts, one class and none."""
+    case = step("both alternate").but(q_lengths=(1700, *((1,) * 80)), k_lengths=(1700, *((400,) * 80)))
+    assert finds_few_by_number(case)
+    require_graph_serves(case, [
+        ((1700, 1700), *(((1, 1800),) * 80)),
+        (*(((1, 1800),) * 80), (1690, 1700)),
+        ((100, 1700), *(((1, 100),) * 80)),
+        ((22, 1500),) * 81,
+        ((21, 1800),) * 40 + ((1, 1800),) * 41,
+        ((0, 0),) * 81,
+        ((2, 1500),) * 81,
     ])  # fmt: skip
