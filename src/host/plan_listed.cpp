@@ -323,7 +323,7 @@ void explain_grid_beside_decode(Plan& plan) {
 }
 
 // Key blocks that a tile of few queries may have, up to which two kernels or pairs share the tiles of a step as well by
-// its bounds: with 24 to 32 of them in even parts took 0.97 of their time, with more 0.81, and 0.95 where all sequences
+// its bounds: with 24 to 32 of them in even parts took 0.97 of their time, with more 0.81, and 0.93 where all sequences
 // have as many queries (docs/performance-notes.md, steps 275, 280 and 285).
 constexpr std::int64_t kFewBlocksOfStep = 32;
 
