@@ -1829,6 +1829,11 @@ TEST_CASE("plan: one kernel for prompts and single queries, where tiles are few,
       q.heads_k = heads_k;
     };
   };
+  for (int const head_dim : {64, 128}) {  // metadata are made for either
+    TileConfig many = find_tile(head_dim, head_dim, TileUse::kMixedMany)->tile;
+    many.calls = Calls::kMixed;
+    CHECK(many == find_tile(head_dim, head_dim, TileUse::kMixed)->tile);
+  }
   CHECK(is_mixed(beside(82, 32, 8)));  // five rounds of few
   CHECK_FALSE(is_mixed(beside(83, 32, 8)));
   CHECK(is_mixed([](Problem& q) { q.total_q = 16 + 49 * 32; }));

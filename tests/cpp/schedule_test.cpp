@@ -1350,7 +1350,7 @@ TEST_CASE("units: each tile of fewer rows than metadata count has some, however 
 TEST_CASE("schedule: a call may have fewer queries than its metadata count, which know no seqused_q") {
   Random random(5);
   int by_units = 0;
-  int mixed = 0;
+  int mixed = 0, mixed_many = 0;
   for (int i = 0; i < 1000; ++i) {
     Request r;
     r.heads_k = one_of<int>(random, {1, 2, 8});
@@ -1386,9 +1386,11 @@ TEST_CASE("schedule: a call may have fewer queries than its metadata count, whic
     if (kernel.may_split) { REQUIRE(combine_fault(call, kernel, tiles) == ""); }
     by_units += Schedule(params.schedule).by_units();
     mixed += is_mixed(kernel.tile.calls);
+    mixed_many += kernel.tile.calls == Calls::kMixedMany;
   }
   CHECK(by_units > 200);
   CHECK(mixed > 50);
+  CHECK(mixed_many > 20);
 }
 
 TEST_CASE("schedule: tiles of 256 rows are computed once where metadata count those of 192") {
@@ -2430,7 +2432,7 @@ TEST_CASE("schedule: damaged metadata leads to no place outside, no slot outside
   Random random(3);
   std::int64_t items = 0;
   int by_clusters = 0, drawn = 0, by_units = 0;  // where the schedule decides
-  int mixed = 0;
+  int mixed = 0, mixed_many = 0;
   for (int i = 0; i < 900; ++i) {
     Request request = random_request(random);
     request.alike = false;
@@ -2444,13 +2446,15 @@ TEST_CASE("schedule: damaged metadata leads to no place outside, no slot outside
       request.options.num_splits = 0;
       request.options.batch_invariant = false;
     }
-    if (i % 4 == 1) {  // a kernel for both classes
+    if (i % 4 == 1) {  // a kernel for both classes, and that of many sequences
+      bool const many = i % 8 == 1;
       request = {};
       request.heads_k = 1;
-      request.slack_k = 20'000;
+      request.slack_k = many ? 0 : 20'000;
       request.options.num_splits = 0;
       request.options.causal = true;
-      request.lengths.assign(static_cast<std::size_t>(pick(random, 2, 120)), SeqlenQK{1, pick(random, 1, 9000)});
+      int const singles = many ? pick(random, 170, 400) : pick(random, 2, 120);
+      request.lengths.assign(static_cast<std::size_t>(singles), SeqlenQK{1, pick(random, 1, many ? 900 : 9000)});
       for (int prompts = pick(random, 1, 3); prompts > 0; --prompts) { request.lengths.push_back({500, 2000}); }
     }
     CAPTURE(i);
@@ -2472,6 +2476,7 @@ TEST_CASE("schedule: damaged metadata leads to no place outside, no slot outside
       // Bounds of what the kernels may take; far larger bounds only take longer.
       if (kernel.most_units > 200'000) { continue; }
       mixed += is_mixed(kernel.tile.calls);
+      mixed_many += kernel.tile.calls == Calls::kMixedMany;
       std::vector<Done> done;
       WorkFrom const from = kernel.family == KernelFamily::kDecode ? work_of(params) : WorkFrom::kSchedule;
       if (params.cluster.by_schedule) {
@@ -2526,6 +2531,7 @@ TEST_CASE("schedule: damaged metadata leads to no place outside, no slot outside
   CHECK(drawn > 5);
   CHECK(by_units > 20);
   CHECK(mixed > 50);
+  CHECK(mixed_many > 30);
 }
 
 TEST_CASE("schedule: more units than can be counted are taken as whole tiles") {
