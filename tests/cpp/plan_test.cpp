@@ -1856,6 +1856,23 @@ TEST_CASE("plan: one kernel for prompts and single queries, where tiles are few,
   CHECK_FALSE(is_mixed([](Problem& q) { q.batch = 1; }));
   CHECK_FALSE(is_mixed([](Problem& q) { q.batch_invariant = true; }));
   CHECK_FALSE(is_mixed([](Problem& q) { q.softcap = 30.0F; }));
+  // Drafts of a cache call on few keys are short prompts, of which none has few queries; not if lengths of q may
+  // differ.
+  auto const drafts = [](int heads_q, int heads_k, bool seqused_q) {
+    return [=](Problem& q) {
+      q.batch = 200;
+      q.seqlen_q = 8;
+      q.seqlen_k = 215;
+      q.packed_q = false;
+      q.total_q = 0;
+      q.seqused_q = seqused_q;
+      q.heads_q = heads_q;
+      q.heads_k = heads_k;
+    };
+  };
+  CHECK_FALSE(is_mixed(drafts(8, 1, false)));
+  CHECK(is_mixed(drafts(8, 1, true)));
+  CHECK(is_mixed(drafts(12, 1, false)));       // 96 rows
   for (int const head_dim : {96, 192, 256}) {  // no such tile
     CHECK_FALSE(is_mixed([&](Problem& q) { q.head_dim = q.head_dim_v = head_dim; }));
   }
