@@ -67,7 +67,7 @@ struct FewReaders {
   int beside_prefill = 1;  // so many as slow as the slowest beside prefill read as fast as all
   int cluster = 1;         // of a cluster, if clusters share tiles
   int by_schedule = 0;     // of a call that shares out what a schedule cuts (EvenParts); 0: with batch_invariant
-  int of_both = 0;         // of a kernel for both classes; 0: there is none
+  int of_parts = 0;        // of the kernel whose tiles of many queries may be in even parts; 0: there is none
   int of_many = 1;         // of one for many queries
 };
 

@@ -176,8 +176,9 @@ Plan testing::plan_with(Problem const& problem, DeviceInfo const& device, Forced
   }
   share_out(take_several_tiles(asked, plan), plan);
   // What only another kernel would ask of its schedule takes the kernel that makes it 3 us.
-  bool const mixed = std::ranges::any_of(plan.kernels, [](auto const& k) { return is_mixed(k.tile.calls); });
-  if (!mixed) { plan.readers.of_both = 0; }
+  bool const parts =
+      std::ranges::any_of(plan.kernels, [&](auto const& k) { return k.may_split && may_part_many(k, problem); });
+  if (!parts) { plan.readers.of_parts = 0; }
   take_kernels_by_index(problem, plan);
   KernelPlan const& first = plan.kernels.front();
   plan.kernel = first.family;

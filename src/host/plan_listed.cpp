@@ -74,7 +74,7 @@ void choose_splits(PlanRequest const& request, Plan& plan, TileUse prefill) {
   plan.keys_in_l2 = keys_in_l2(request);
   plan.num_splits = may_split ? (plan.fixed_splits || bound == 0 ? plan.kernels.back().ctas : bound) : 1;
   KernelPlan const& last = plan.kernels.back();
-  bool const evenly = last.family == KernelFamily::kDecode || is_mixed(last.tile.calls);
+  bool const evenly = last.family == KernelFamily::kDecode || may_part_many(last, problem);
   std::string const otherwise = concat(plan.cluster_if_alike > 0 || plan.draws_if_whole ? "otherwise " : "",
                                        evenly ? "each tile is whole or in even parts, or " : "");
   because(plan, "splits",
@@ -169,7 +169,7 @@ KernelPlan& choose_kernel(PlanRequest const& request, Plan& plan, TileUse use, b
   std::int64_t const units = counted.fixed_split > 0 ? fixed_parts(blocks, counted.fixed_split)
                                                      : std::max(blocks, counted.least_units) + counted.ends;
   // Even parts of tiles (EvenParts) have more units than blocks.
-  bool const may_be_even = (decode || is_mixed(use)) && problem.ragged && !plan.fixed_splits;
+  bool const may_be_even = (decode || may_part_many(kernel, problem)) && problem.ragged && !plan.fixed_splits;
   kernel.most_units = std::min(kMaxTiles, kernel.most_tiles * units * (may_be_even ? kUnitsOfPart : 1));
   // More units than can be counted are not shared out. With lengths on the device the kernels decide so.
   kernel.may_split = may_split && (problem.ragged || plan.fixed_splits || kernel.most_tiles * units <= kMaxTiles);
@@ -226,6 +226,15 @@ void add_decode_kernels(PlanRequest const& request, Plan& plan, bool may_split) 
   add_kernel(request, plan, use, may_split).least_queries = most_queries + 1;
 }
 
+// Key blocks that a tile of few queries may have, up to which two kernels or pairs share the tiles of a step as well by
+// its bounds: with 24 to 32 of them in even parts took 0.97 of their time, with more 0.81, and 0.93 where all sequences
+// have as many queries (docs/performance-notes.md, steps 275, 280 and 285).
+constexpr std::int64_t kFewBlocksOfStep = 32;
+
+bool are_keys_few(PlanRequest const& request) {
+  return request.blocks_of_tile(request.tile_row(request.decode_use()).tile) <= kFewBlocksOfStep;
+}
+
 // The kernel for prompts and single queries, where two of them would wait for each other longer than it is slower than
 // they are: nullptr if it is not to be taken. Prompts have all queries but one of each sequence. Calls with a bound on
 // parts keep two kernels. Of more tiles of few queries than SMs, a scheduler that has not all sequences near finds each
@@ -234,7 +243,7 @@ TileRow const* mixed_row(PlanRequest const& request) {
   Problem const& problem = request.problem;
   bool const by_number = problem.batch > kLanes && request.tiles_of_few() > request.device.sm_count;
   TileRow const* const row = special_row(request, by_number ? TileUse::kMixedMany : TileUse::kMixed);
-  if (row == nullptr || !problem.ragged || problem.batch <= 1 || problem.num_splits != 0) { return nullptr; }
+  if (row == nullptr || !problem.ragged || problem.num_splits != 0) { return nullptr; }
   // Short prompts alone, of a tile for few queries each: 200 of 8 queries on 215 keys, 8/1 heads, took 28 us in it.
   bool const one_class = !problem.packed_q && !problem.seqused_q && request.rows_of_sequence() <= kSlabRows;
   if (one_class) { return nullptr; }
@@ -242,6 +251,10 @@ TileRow const* mixed_row(PlanRequest const& request) {
   double const sms = request.device.sm_count;
   double const few = static_cast<double>(request.tiles_of_few()) / sms;
   double const many = static_cast<double>(request.full_tiles(row->tile, problem.batch)) / sms;
+  // Of one sequence whose keys are not known, if tiles of fewer rows than others have need no second round.
+  bool const may_part = problem.packed_q && !problem.seqused_q && !are_keys_few(request);
+  bool const one_round = request.full_tiles(row->tile) <= request.device.sm_count;
+  if (problem.batch == 1 && !(may_part && one_round)) { return nullptr; }
   return few <= most.few && many <= most.many ? row : nullptr;
 }
 
@@ -325,11 +338,6 @@ void explain_grid_beside_decode(Plan& plan) {
           prefill.leaves > 0 ? ": those of few queries have the other SMs from the start" : "");
 }
 
-// Key blocks that a tile of few queries may have, up to which two kernels or pairs share the tiles of a step as well by
-// its bounds: with 24 to 32 of them in even parts took 0.97 of their time, with more 0.81, and 0.93 where all sequences
-// have as many queries (docs/performance-notes.md, steps 275, 280 and 285).
-constexpr std::int64_t kFewBlocksOfStep = 32;
-
 }  // namespace
 
 bool may_be_mixed(PlanRequest const& request) {
@@ -340,9 +348,9 @@ bool may_be_mixed(PlanRequest const& request) {
 bool cuts_step_evenly(PlanRequest const& request) {
   Problem const& problem = request.problem;
   bool const is_forced = request.forces_work() || request.forced.cluster != 0;
-  bool const is_step = problem.packed_q && !problem.seqused_q && !request.decodes();
+  bool const is_step = problem.batch > 1 && problem.packed_q && !problem.seqused_q && !request.decodes();
   if (!problem.has_metadata || !is_step || is_forced || mixed_row(request) == nullptr) { return false; }
-  return request.blocks_of_tile(request.tile_row(request.decode_use()).tile) > kFewBlocksOfStep;
+  return !are_keys_few(request);
 }
 
 void plan_listed(PlanRequest const& request, Plan& plan, PrefillChoice const& choice) {

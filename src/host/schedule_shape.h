@@ -92,15 +92,30 @@ constexpr TileShape tile_shape(TileConfig const& tile, int packed_heads, bool fi
           decode && !fixed_splits ? kLeastUnitsOfFewQueries : 1, decode || fixed_splits ? 0 : units_of_ends(tile)};
 }
 
+// The kernel whose tiles of many queries may be in even parts (EvenParts): that for both classes, or, of one sequence
+// that has none, that of many. nullptr: there is none.
+inline TileRow const* row_in_parts(Problem const& problem) {
+  TileRow const* const both = find_tile(problem.head_dim, problem.head_dim_v, TileUse::kMixed);
+  if (both != nullptr || problem.batch > 1) { return both; }
+  return find_tile(problem.head_dim, problem.head_dim_v, TileUse::kRagged);
+}
+
+// What chunks of equal work take beside a block's share of all, in units (docs/performance-notes.md, steps 279 and
+// 288).
+inline constexpr int kUnitsOfMixedChunks = 16;
+inline constexpr int kUnitsOfChunks = 22;
+
 // Of metadata that any call may be given.
 inline EvenParts even_parts(Problem const& problem, FewReaders const& readers) {
   int const packed = scheduled_packing(problem.heads_q, problem.heads_k);
-  EvenParts even{readers.by_schedule, problem.heads_q / packed, kLeastUnits};
-  if (readers.of_both > 0) {
-    TileConfig const both = find_tile(problem.head_dim, problem.head_dim_v, TileUse::kMixed)->tile;
-    even.mixed_ctas = readers.of_both;
-    even.mixed_queries = FastDivmod(tile_shape(both, packed, false).queries);
-  }
+  EvenParts even{readers.by_schedule, problem.heads_q / packed, kLeastUnits, kSlabRows / packed};
+  even.many_queries = FastDivmod(even.queries_of_one);
+  // Then no step is cut but of sequences that have one tile each.
+  if (readers.of_parts == 0) { return even; }
+  TileConfig const& tile = row_in_parts(problem)->tile;
+  even.many_ctas = readers.of_parts;
+  even.many_queries = FastDivmod(tile_shape(tile, packed, false).queries);
+  even.units_of_chunks = is_mixed(tile.calls) ? kUnitsOfMixedChunks : kUnitsOfChunks;
   return even;
 }
 
@@ -143,6 +158,16 @@ inline bool tiles_are_even(Problem const& problem) {
   return 4LL * (first.end - first.begin) >= 3LL * (last.end - last.begin);
 }
 
+// Whether tiles of many queries may be in even parts: not where a call may have other queries than metadata know. The
+// kernels for softcap, whose tiles are as large as those of kRagged, may have them, too.
+inline bool may_part_many(KernelPlan const& kernel, Problem const& problem) {
+  bool const are_known = problem.ragged && problem.packed_q && !problem.seqused_q;
+  TileRow const* const row = row_in_parts(problem);
+  if (!are_known || row == nullptr || kernel.family != KernelFamily::kPrefill) { return false; }
+  if (is_mixed(row->tile.calls)) { return is_mixed(kernel.tile.calls); }
+  return kernel.tile.rows == row->tile.rows && kernel.tile.keys == row->tile.keys;
+}
+
 // Of `sequences`, counted for each head group, that all have the same work.
 inline int cuts_if_alike(SequenceWork const& work, std::int64_t sequences, int ctas) {
   bool const pays = cutting_pays({sequences * work.tiles, sequences * work.sum(), work.units}, 1, ctas);
@@ -182,7 +207,7 @@ inline ScheduleParams schedule_params(Plan const& plan, KernelPlan const& kernel
   p.most_units = static_cast<int>(kernel.most_units / head_groups);
   p.ctas_beside = kernel.leaves;
   p.mixed = is_mixed(kernel.tile.calls);
-  p.mixed_parts = p.mixed && problem.packed_q && !problem.seqused_q;
+  p.parts_many = may_part_many(kernel, problem);
   int const least = kernel.family == KernelFamily::kDecode ? plan.readers_beside_prefill : plan.chunks_beside_decode;
   p.least_ctas = clamped(least, 1, kernel.ctas + kernel.leaves);
   p.prefill_at_par = plan.prefill_at_par;

@@ -42,7 +42,7 @@ __device__ __forceinline__ bool publish_guess(AttentionParams const& params, typ
     if (!is_guess) { start(params); }
     holds = copy.refresh();
     if (is_guess) {
-      if (lane == 0) { new (&state) State(Schedule(params.schedule, copy.words())); }
+      if (lane == 0) { new (&state) State(Schedule(params.schedule, copy.words(), may_part_in_prefill_kernel)); }
       __syncwarp();
       WorkItem item;
       Sequence sequence;

@@ -8,21 +8,21 @@
 
 namespace hopper_attention {
 
-// Tiles that are cut each by itself, into even parts, in a kernel for few queries where no sequence has many, otherwise
-// in one for both classes. A chunk of equal work begins and ends in the
-// middle of a tile, and is two items; where a long tile shifts many short ones, all of these are cut. Parts that are
-// drawn, the longest tiles first, leave short tiles whole. All parts of tiles that are cut are in front: among the
+// Tiles that are cut each by itself, into even parts, in a kernel for few queries where one tile holds any sequence,
+// otherwise in one for both classes, or, of one sequence, for many queries. A chunk of equal work begins and ends in
+// the middle of a tile, and is two items; where a long tile shifts many short ones, all of these are cut. Parts that
+// are drawn, the longest tiles first, leave short tiles whole. All parts of tiles that are cut are in front: among the
 // first that CTAs take, one each at most, so that each has a slot of the workspace. Such a part counts as kUnitsOfPart,
-// a whole tile as one part, and tiles are cut in proportion to the blocks that they have. Whether to cut tiles of few
-// queries at all, where there are no others, is decided before.
+// a whole tile as one part, and tiles are cut in proportion to the blocks that they have. Whether to cut tiles at all,
+// where each sequence has one, is decided before.
 struct EvenParts {
   int ctas = 0;  // of a call of few queries; 0: tiles are never cut so
   int head_groups = 1;
-  int least_units = 1;       // of a part
-  int mixed_ctas = 0;        // of a kernel for both classes; 0: there is none
-  FastDivmod mixed_queries;  // of its tiles
-
-  HA_HOST_DEVICE constexpr int ctas_for(bool mixed) const { return mixed ? mixed_ctas : ctas; }
+  int least_units = 1;      // of a part
+  int queries_of_one = 0;   // that one tile of a kernel for few queries holds, whichever
+  int many_ctas = 0;        // of the kernel whose tiles of many queries may be in parts; 0: there is none
+  FastDivmod many_queries;  // of its tiles
+  int units_of_chunks = 0;  // what chunks of equal work take in it, beside a CTA's share of all
 };
 inline constexpr int kPartSizes = 8;             // that are tried, a warp each
 inline constexpr int kMostEvenUnits = 15 << 14;  // of a tile: longer ones are not sorted
@@ -66,10 +66,10 @@ static_assert(sizeof(EvenTiles) == 8);
 // length.
 HA_HOST_DEVICE constexpr bool is_nearly_cut(int units, int size) { return 8 * units > 7 * size; }
 
-// The share of one CTA of the units of all head groups, which are not more than kMostUnitsShared.
+// The share of one of `ctas` of the units of all head groups, which are not more than kMostUnitsShared.
 inline constexpr int kMostUnitsShared = 1 << 30;
-HA_HOST_DEVICE constexpr int share_of_cta(EvenParts const& even, int units, bool mixed) {
-  return max_of(even.least_units, ceil_div_unsigned(units, even.ctas_for(mixed)));
+HA_HOST_DEVICE constexpr int share_of_cta(EvenParts const& even, int units, int ctas) {
+  return max_of(even.least_units, ceil_div_unsigned(units, ctas));
 }
 
 // Parts of one size, where there are tiles of few queries alone. Counts are of one head group.
@@ -90,9 +90,9 @@ struct PartsOfSize {
 // The size to try as number `i`, the smallest first.
 HA_HOST_DEVICE constexpr int size_of_parts(int share, int i) { return share + i * (1 + share / 64); }
 
-// Whether metadata can hold so many, and each CTA takes one of those in front at most.
-HA_HOST_DEVICE constexpr bool parts_fit(EvenParts const& even, bool mixed, int all, int in_front) {
-  return all <= UnitsAndParts::kMostParts && in_front > 0 && even.head_groups * in_front <= even.ctas_for(mixed);
+// Whether metadata can hold so many, and each of `ctas` takes one of those in front at most.
+HA_HOST_DEVICE constexpr bool parts_fit(EvenParts const& even, int ctas, int all, int in_front) {
+  return all <= UnitsAndParts::kMostParts && in_front > 0 && even.head_groups * in_front <= ctas;
 }
 
 // Whether such parts, which fit, are as good as chunks of equal work. Those that are drawn end as late behind each
@@ -104,9 +104,9 @@ HA_HOST_DEVICE constexpr bool even_parts_pay(EvenParts const& even, int share, P
          (one_each || parts.longest_whole <= min_of(share / 2, kUnitsOfCuttingAlone));
 }
 
-// In a kernel for both classes parts may also be shorter than a CTA's share, where many are drawn behind them, and much
-// longer, where that saves merging; the last number is that of whole tiles. `most`: units of the longest.
-HA_HOST_DEVICE constexpr int size_of_mixed_parts(EvenParts const& even, int share, int most, int i) {
+// Those that are compared by what they cost may also be shorter than a CTA's share, where many are drawn behind them,
+// and much longer, where that saves merging; the last number is that of whole tiles. `most`: units of the longest.
+HA_HOST_DEVICE constexpr int size_by_cost(EvenParts const& even, int share, int most, int i) {
   return i + 1 < kPartSizes ? max_of(even.least_units, 3 * share / 4) + i * (1 + share / 5) : most;
 }
 
@@ -137,21 +137,29 @@ HA_HOST_DEVICE constexpr int units_of_merging(int parts, int ctas) {
   return parts == 0 ? 0 : kUnitsOfKernel + kUnitsOfPartEach * parts / ctas;
 }
 
-// What decides whether the tiles of a step of both classes are parted so: units.
-struct MixedStep {
+// What decides whether the tiles of a step are parted so: units.
+struct CostedStep {
+  bool one_each;  // one tile of a kernel for few queries holds any sequence
   int ctas;
-  int most;           // of the longest tile
-  int share;          // of one CTA
-  long long counted;  // of all tiles, as metadata count them
+  int most;                   // of the longest tile
+  int share;                  // of one CTA
+  long long counted;          // of all tiles, as metadata count them
+  long long queries_counted;  // of a tile of many as metadata count it
+  long long queries;          // of one as it is cut
+  int units_of_chunks;        // EvenParts
 };
 
-// Whether parts pay that are all done and merged after `cost` units: over whole tiles, and over chunks. Prompts take
-// chunks half as long again as metadata say. Whole tiles of which each CTA has one at most are found faster as parts:
-// these leave nobody a tile of a prompt that does not exist. Figures: docs/performance-notes.md, step 279.
-HA_HOST_DEVICE constexpr bool mixed_parts_pay(MixedStep const& step, int cost, bool whole_and_one_each) {
-  constexpr int kUnitsOfChunks = 16;
-  bool const over_chunks = 2LL * step.ctas * (cost - kUnitsOfChunks) <= 3 * step.counted;
-  return over_chunks && (whole_and_one_each || cost <= max_of(step.most, step.share));
+// Whether parts pay that are all done and merged after `cost` units, `cut` of them of tiles that are cut: over whole
+// tiles, and over chunks, of tiles that are as large as those that are cut. Whole tiles of which each CTA has one at
+// most are found faster as parts: these leave nobody a tile of a prompt that does not exist. Where there are no
+// prompts, it is known that cutting pays. Figures: docs/performance-notes.md, steps 279, 286 and 288.
+HA_HOST_DEVICE constexpr bool parts_pay_by_cost(CostedStep const& step, int cost, int cut, bool each_takes_one) {
+  constexpr int kUnitsOfChunksOfFew = 20;
+  bool const over_whole = cost <= max_of(step.most, step.share);
+  if (step.one_each) { return cut > 0 && over_whole && cost <= step.share + kUnitsOfChunksOfFew; }
+  long long const of_share = cost - step.units_of_chunks;
+  bool const over_chunks = step.queries * step.ctas * of_share <= step.queries_counted * step.counted;
+  return over_chunks && ((cut == 0 && each_takes_one) || over_whole);
 }
 
 }  // namespace hopper_attention

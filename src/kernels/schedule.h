@@ -88,11 +88,11 @@ struct ScheduleParams {
   ResizedTiles resized;          // of metadata
   int most_tiles = 0;            // bounds for what damaged metadata may claim, of one head group
   int most_units = 0;
-  int ctas_beside = 0;       // that the second kernel has from the start, beside the grid of the first
-  bool mixed = false;        // the kernel is for both classes
-  bool mixed_parts = false;  // which may be in even parts: not where a call may have other queries than metadata know
-  int least_ctas = 1;        // of the first of two kernels, whatever the other one has to do
-  int prefill_at_par = 1;    // CTAs of prefill that take as long for a unit each as memory takes for as many of decode
+  int ctas_beside = 0;      // that the second kernel has from the start, beside the grid of the first
+  bool mixed = false;       // the kernel is for both classes
+  bool parts_many = false;  // tiles of many queries may be in even parts
+  int least_ctas = 1;       // of the first of two kernels, whatever the other one has to do
+  int prefill_at_par = 1;   // CTAs of prefill that take as long for a unit each as memory takes for as many of decode
 };
 
 // Whether tiles of few queries may be cut, and that pays over `whole`; `places_and_cuts`: the fact of the metadata.
@@ -106,6 +106,21 @@ HA_HOST_DEVICE constexpr bool cuts_tiles(ScheduleParams const& params, int place
 HA_HOST_DEVICE constexpr bool cuts_tiles(ScheduleParams const& params, int const* metadata, Cuts whole) {
   if (metadata == nullptr) { return params.may_split && (params.cuts_alike & whole) != 0; }
   return cuts_tiles(params, *where_is(metadata, params.stride, kPlacesAndCuts), whole);
+}
+
+// Whether sequences of many queries may be in even parts; `places_and_cuts`: the fact of the metadata.
+using MayPartMany = bool (*)(ScheduleParams const& params, int places_and_cuts);
+
+// In a kernel for few queries that takes all places each of them is one tile, but metadata that were made for other
+// queries may know several.
+HA_HOST_DEVICE constexpr bool may_part_in_any_kernel(ScheduleParams const& params, int places_and_cuts) {
+  bool const are_few = params.bound_by_memory && params.places == Places::kAll;
+  return are_few ? PlacesAndCuts::of(places_and_cuts).one_each : params.parts_many;
+}
+
+// What is left of that in a kernel for many queries, of which some have no register to ask what they are.
+HA_HOST_DEVICE constexpr bool may_part_in_prefill_kernel(ScheduleParams const& params, int /*places_and_cuts*/) {
+  return params.parts_many;
 }
 
 // Chunk c of the list of units: [begin(c), begin(c + 1)), for c < count. Those from `cutting` on have whole tiles
@@ -176,13 +191,17 @@ class Schedule {
 
   // Read from `metadata`: those of `params`, or a copy.
   HA_HOST_DEVICE constexpr Schedule(ScheduleParams const& params, int const* metadata)
+      : Schedule(params, metadata, may_part_in_any_kernel) {}
+
+  HA_HOST_DEVICE constexpr Schedule(ScheduleParams const& params, int const* metadata, MayPartMany may_part)
       : params_(params), metadata_(metadata), numbers_{.end = params.batch, .ctas = params.ctas} {
     numbers_.most_units = numbers_.longest = params.alike.units;
     if (metadata != nullptr) {
       auto const said = PlacesAndCuts::of(fact(kPlacesAndCuts));
       int const prefill = min_of(said.prefill, params.batch);
       // Whether cutting pays has been asked for the places of both classes, or is a fact.
-      bool const cuts = prefill > 0 ? params.mixed_parts : cuts_tiles(params, fact(kPlacesAndCuts), kCutsWholeTiles);
+      bool const cuts = prefill > 0 ? may_part(params, fact(kPlacesAndCuts))
+                                    : cuts_tiles(params, fact(kPlacesAndCuts), kCutsWholeTiles);
       numbers_.has_parts = said.even_parts;
       if (said.even_parts && params.may_split && cuts && !params.fixed_splits) {
         numbers_.units_in_front = kUnitsOfPart * UnitsAndParts::parts(fact(kMostUnitsPrefill));

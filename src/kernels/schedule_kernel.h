@@ -101,21 +101,31 @@ __device__ __forceinline__ void write_facts(ScheduleKernelParams const& params, 
 }
 
 // Whether tiles are to be cut each by itself into even parts, and how many: the numbers of the places then have these,
-// too. By all threads, of which each has one place.
-__device__ __forceinline__ bool cut_evenly(ScheduleKernelParams const& params, Shared& shared, int prefill,
+// too. By all threads, of which each has one place, and one sequence that one tile of few queries `holds`, or none.
+__device__ __forceinline__ bool cut_evenly(ScheduleKernelParams const& params, Shared& shared, int prefill, bool holds,
                                            bool writes_facts, int* facts) {
+  EvenParts const& even = params.even_parts;
   int const thread = static_cast<int>(threadIdx.x);
   int const warps = static_cast<int>(blockDim.x) / 32 - 1;  // that take sequences
   int const most = max_of(shared.of_class[kMost], shared.of_class[kMost + 1]);
-  if (params.even_parts.ctas_for(prefill > 0) == 0 || most > kMostEvenUnits) { return false; }
-  if (prefill == 0 && facts[kPlacesAndCuts] == 0) { return false; }
+  bool const one_each = __syncthreads_and(holds) != 0;
+  if ((one_each ? even.ctas : even.many_ctas) == 0 || most > kMostEvenUnits) { return false; }
+  if (one_each && PlacesAndCuts::of(facts[kPlacesAndCuts]).cuts_all == 0) { return false; }
   bool const has_place = thread < params.sequences.batch;
   if (thread < warps * 32) {
     note_units(shared.to_cut, thread / 32, has_place ? shared.work[thread].units : 0,
                has_place ? shared.to_cut.at[thread] : EvenTiles{});
   }
-  __syncthreads();
-  TriedParts const chosen = best_parts(params, shared.to_cut, warps, prefill, most, shared.of_class[kMost + 1]);
+  NotedStep const noted{warps, prefill, most, shared.of_class[kMost + 1], one_each};
+  TriedParts chosen;
+  if (prefill == 0) {
+    chosen =
+        best_parts(params, shared.to_cut, noted, [](auto const& step, int i) { return try_parts_of_few(step, i); });
+  }
+  if (chosen.cost == TriedParts::kNever) {
+    chosen =
+        best_parts(params, shared.to_cut, noted, [](auto const& step, int i) { return try_parts_by_cost(step, i); });
+  }
   if (chosen.cost == TriedParts::kNever) { return false; }
   if (has_place) {
     PlaceWork& work = shared.work[thread];
@@ -124,6 +134,7 @@ __device__ __forceinline__ bool cut_evenly(ScheduleKernelParams const& params, S
   if (writes_facts) {
     auto said = PlacesAndCuts::of(facts[kPlacesAndCuts]);
     said.even_parts = true;
+    said.one_each = one_each && prefill > 0;
     facts[kPlacesAndCuts] = said.fact();
     facts[kMostUnitsPrefill] = UnitsAndParts::of(facts[kMostUnitsPrefill], chosen.in_front);
     facts[kMostUnitsDecode] = UnitsAndParts::of(facts[kMostUnitsDecode], ceil_div_unsigned(most, chosen.size));
@@ -176,6 +187,7 @@ __device__ __forceinline__ void make_schedule(ScheduleKernelParams const& params
     SequenceWork work{0, 0};
     EvenTiles even;
     bool decode = true;
+    bool is_one = true;     // one tile of few queries holds it
     int bucket = kBuckets;  // no sequence
     unsigned alike = 0;     // lanes whose sequences have the same bucket
   };
@@ -187,7 +199,8 @@ __device__ __forceinline__ void make_schedule(ScheduleKernelParams const& params
       FastTileShape const& shape = entry.decode ? params.decode : params.prefill;
       entry.in_blocks = work_in_blocks(shape, params.mask, len);
       entry.work = work_in_units(shape, entry.in_blocks);
-      FastDivmod const& of_mixed = params.even_parts.mixed_queries;
+      entry.is_one = len.q <= params.even_parts.queries_of_one;
+      FastDivmod const& of_mixed = params.even_parts.many_queries;
       int const tiles = entry.decode ? entry.work.tiles : of_mixed.quotient(len.q + of_mixed.divisor - 1);
       entry.even = EvenTiles(tiles, entry.in_blocks.units, entry.in_blocks.least);
       entry.bucket = bucket_of(entry.decode, entry.in_blocks);
@@ -301,7 +314,7 @@ __device__ __forceinline__ void make_schedule(ScheduleKernelParams const& params
   }
   Cluster::sync();
   bool const is_small = kCtas == 1 && turns_of_all == 1;
-  bool const even = is_small && cut_evenly(params, shared, prefill, sums_facts && lane == 0, facts);
+  bool const even = is_small && cut_evenly(params, shared, prefill, entry.is_one, sums_facts && lane == 0, facts);
 
   // Sums over the places: of each thread's in its warp, of the warps, of the CTAs.
   auto const work_at = [&](int place) {

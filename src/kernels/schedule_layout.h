@@ -1,6 +1,8 @@
 // Where the numbers of a schedule lie in scheduler metadata, and what its facts hold.
 #pragma once
 
+#include <limits>
+
 #include "kernels/host_device.h"
 
 namespace hopper_attention {
@@ -43,24 +45,29 @@ enum Cuts : int {
 };
 
 // Facts in one: how many places are of prefill; Cuts, of the places of decode and of all as tiles of few queries; and
-// whether there are even parts (EvenParts). The sign is left over.
+// whether there are even parts (EvenParts), and of sequences of many queries that are one tile each in a kernel for
+// few.
 struct PlacesAndCuts {
   static constexpr int kBits = 2;  // of Cuts
   static constexpr int kPlacesBits = 26;
   static constexpr int kEvenBit = kPlacesBits + 2 * kBits;
+  static constexpr int kEven = 1 << kEvenBit;
+  static constexpr int kOneEach = std::numeric_limits<int>::min();  // the sign
 
   int prefill = 0;
   int cuts_decode = 0;
   int cuts_all = 0;
   bool even_parts = false;
+  bool one_each = false;
 
   HA_HOST_DEVICE static constexpr PlacesAndCuts of(int fact) {
     constexpr int kCuts = (1 << kBits) - 1;
     return {fact & ((1 << kPlacesBits) - 1), fact >> kPlacesBits & kCuts, fact >> (kPlacesBits + kBits) & kCuts,
-            (fact >> kEvenBit & 1) != 0};
+            (fact & kEven) != 0, (fact & kOneEach) != 0};
   }
   HA_HOST_DEVICE constexpr int fact() const {
-    return prefill | cuts_decode << kPlacesBits | cuts_all << (kPlacesBits + kBits) | int{even_parts} << kEvenBit;
+    return prefill | cuts_decode << kPlacesBits | cuts_all << (kPlacesBits + kBits) | (even_parts ? kEven : 0) |
+           (one_each ? kOneEach : 0);
   }
 };
 

@@ -127,7 +127,9 @@ __device__ __forceinline__ void publish_many_queries(AttentionParams const& para
       }
     }
     if (!begun) {
-      if (threadIdx.x % 32 == 0) { new (state) State(Schedule(schedule)); }
+      if (threadIdx.x % 32 == 0) {
+        new (state) State(Schedule(schedule, schedule.metadata, may_part_in_prefill_kernel));
+      }
       __syncwarp();
     }
     publish_items(Source(params, schedule.metadata, *state, Traits::kConsumerWarpgroups, Traits::kKeys), begun);

@@ -5,6 +5,7 @@
 
 #include "hopper_attention/types.h"
 #include "kernels/cluster_tiles.h"
+#include "kernels/few_tiles.h"
 #include "kernels/guessed_work.h"
 #include "kernels/left_part.h"
 #include "kernels/paired_tiles.h"

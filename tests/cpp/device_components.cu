@@ -234,18 +234,25 @@ int check_schedules() {
   int even = 0;
   int cut_of_both = 0;
   int whole_of_both = 0;
+  int drafts = 0;
   std::mt19937 random(2);
   auto const up_to = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n + 1)); };
   for (int const batch : {1,   2,   3,    4,    5,    31,   32,   33,   255,  256,  257,   511,
                           512, 513, 1023, 1025, 2048, 2049, 4096, 5000, 8192, 8193, 20'000}) {
     for (int round = 0; round < 12; ++round) {
-      // In turn: mixed lengths, all alike, decode with a few prompts, all empty; two chunks beside decode once.
+      // In turn: mixed lengths, all alike, decode with a few prompts, all empty; once drafts that one tile holds but
+      // are counted as many, and once two chunks beside decode.
       std::vector<int> starts{0};
       std::vector<int> keys;
       for (int b = 0; b < batch; ++b) {
         if (round == 7) {
           starts.push_back(starts.back() + (b < 2 ? 17 + up_to(100) : 1));
           keys.push_back(b < 2 ? 5000 + up_to(50'000) : up_to(900));
+          continue;
+        }
+        if (round == 5) {
+          starts.push_back(starts.back() + (up_to(7) == 0 ? up_to(24) : 17 + up_to(7)));
+          keys.push_back(up_to(7) == 0 ? up_to(50'000) : up_to(5000));
           continue;
         }
         int const kind = round % 4 == 0 ? up_to(3) : round % 4 == 1 ? 4 : round % 4 == 2 ? (up_to(15) == 0 ? 3 : 1) : 0;
@@ -263,8 +270,13 @@ int check_schedules() {
       params.decode = TileShape{16, 64, fixed, fixed == 0 ? 4 : 1};
       params.readers = {.ctas = 132, .beside_prefill = 99, .cluster = up_to(1) == 0 ? 1 : 4, .of_many = 132};
       if (fixed == 0 && up_to(3) > 0) {
-        params.even_parts = {up_to(1) == 0 ? 132 : 1 + up_to(300), 1 + up_to(3), 2, up_to(3) == 0 ? 0 : 132,
-                             FastDivmod(32)};
+        params.even_parts = {.ctas = up_to(1) == 0 ? 132 : 1 + up_to(300),
+                             .head_groups = 1 + up_to(3),
+                             .least_units = 2,
+                             .queries_of_one = 24,
+                             .many_ctas = up_to(3) == 0 ? 0 : 132,
+                             .many_queries = FastDivmod(32),
+                             .units_of_chunks = 16};
       }
       params.sequences.batch = batch;
       params.sequences.seqlen_q = starts.back();
@@ -285,7 +297,8 @@ int check_schedules() {
       ++batches;
       int const fact = *where_is(expected.data(), schedule_stride(batch), kPlacesAndCuts);
       even += PlacesAndCuts::of(fact).even_parts;
-      if (PlacesAndCuts::of(fact).even_parts && PlacesAndCuts::of(fact).prefill > 0) {
+      drafts += PlacesAndCuts::of(fact).one_each;
+      if (PlacesAndCuts::of(fact).even_parts && PlacesAndCuts::of(fact).prefill > 0 && fact >= 0) {
         int const most_parts = *where_is(expected.data(), schedule_stride(batch), kMostUnitsDecode);
         ++(UnitsAndParts::parts(most_parts) > 1 ? cut_of_both : whole_of_both);
       }
@@ -305,7 +318,7 @@ int check_schedules() {
       work.schedule.stride = schedule_stride(batch);
       bool const of_both = up_to(2) == 0;
       work.schedule.places = of_both ? Places::kAll : round % 2 == 0 ? Places::kDecode : Places::kPrefill;
-      work.schedule.mixed = work.schedule.mixed_parts = of_both;
+      work.schedule.mixed = work.schedule.parts_many = of_both;
       if (of_both) { work.schedule.resized = {3, FastDivmod(2)}; }
       work.schedule.head_groups = FastDivmod(1 + up_to(7));
       work.schedule.ctas = 132;
@@ -330,9 +343,11 @@ int check_schedules() {
     }
   }
   std::printf(
-      "%d schedules, %d of them with tiles in even parts, %d of these with prompts, beside %d whole ones, %d wrong\n",
-      batches, even, cut_of_both, whole_of_both, wrong);
-  return even >= 10 && cut_of_both >= 3 ? wrong : wrong + 1;
+      "%d schedules, %d of them with tiles in even parts, %d of these with prompts, beside %d whole ones, %d of "
+      "drafts, "
+      "%d wrong\n",
+      batches, even, cut_of_both, whole_of_both, drafts, wrong);
+  return even >= 10 && cut_of_both >= 3 && drafts >= 3 ? wrong : wrong + 1;
 }
 
 int run() {

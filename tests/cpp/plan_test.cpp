@@ -1541,26 +1541,27 @@ TEST_CASE("plan: few prompts and sequences of few queries share one kernel where
 }
 
 TEST_CASE("readers_of_few: even parts of steps are asked for where some call may have the kernel that takes them") {
-  auto const of_both = [](int batch, int heads_k, int head_dim) {
+  auto const ctas = [](int batch, int heads_k, int head_dim) {
     Problem p = step_of_classes(140, batch, heads_k, 8192);
     p.head_dim = p.head_dim_v = head_dim;
-    return readers_of_few(p, card(132)).of_both;
+    return readers_of_few(p, card(132)).of_parts;
   };
-  CHECK(of_both(165, 4, 128) == 132);  // five rounds of tiles of few queries
-  CHECK(of_both(166, 4, 128) == 0);
-  CHECK(of_both(99, 4, 64) == 132);  // three
-  CHECK(of_both(100, 4, 64) == 0);
-  CHECK(of_both(5, 1, 256) == 0);  // no kernel
+  CHECK(ctas(165, 4, 128) == 132);  // five rounds of tiles of few queries
+  CHECK(ctas(166, 4, 128) == 0);
+  CHECK(ctas(99, 4, 64) == 132);  // three
+  CHECK(ctas(100, 4, 64) == 0);
+  CHECK(ctas(5, 1, 256) == 0);    // no kernel
+  CHECK(ctas(1, 1, 256) == 132);  // of one sequence that of its tiles
   // A call that makes its schedule itself knows which kernels it has.
   Problem p = step_of_classes(4000, 41, 2, 8192);
   p.has_metadata = false;
   Plan const one = plan(p, card(132));
   REQUIRE((one.makes_schedule && is_mixed(one.kernels.front().tile.calls)));
-  CHECK(one.readers.of_both == 132);
+  CHECK(one.readers.of_parts == 132);
   p.num_splits = 3;
   Plan const two = plan(p, card(132));
   REQUIRE((two.makes_schedule && two.kernels.size() == 2));
-  CHECK(two.readers.of_both == 0);
+  CHECK(two.readers.of_parts == 0);
 }
 
 TEST_CASE("plan: two blocks share a long tile and a short one where each tile has an SM") {
@@ -1853,7 +1854,16 @@ TEST_CASE("plan: one kernel for prompts and single queries, where tiles are few,
   CHECK(is_mixed([](Problem& q) { q.sm_margin = 40; }));   // nor a margin
   CHECK_FALSE(is_mixed([](Problem& q) { q.num_splits = 3; }));
   CHECK_FALSE(is_mixed([](Problem& q) { q.num_splits = 1; }));
-  CHECK_FALSE(is_mixed([](Problem& q) { q.batch = 1; }));
+  auto const one = [](int queries, int keys) {  // a head has tiles of 32 queries
+    return [=](Problem& q) {
+      q.batch = 1;
+      q.total_q = queries;
+      q.seqlen_k = keys;
+    };
+  };
+  CHECK(is_mixed(one(10 * 32, 131'072)));
+  CHECK_FALSE(is_mixed(one(16 * 32 + 1, 131'072)));  // a second round
+  CHECK_FALSE(is_mixed(one(10 * 32, 4'096)));  // tiles that may be whole have those of 192 rows, without a schedule
   CHECK_FALSE(is_mixed([](Problem& q) { q.batch_invariant = true; }));
   CHECK_FALSE(is_mixed([](Problem& q) { q.softcap = 30.0F; }));
   // Drafts of a cache call on few keys are short prompts, of which none has few queries; not if lengths of q may

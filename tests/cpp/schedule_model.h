@@ -43,7 +43,7 @@ inline std::vector<ModelPlace> model_places(ScheduleKernelParams const& params) 
 inline long long parts_of_place(ScheduleKernelParams const& params, ModelPlace const& place, long long size) {
   if (place.work.tiles == 0) { return 0; }
   long long const queries = sequence_at(params.sequences, place.sequence).len.q;
-  long long const of_mixed = params.even_parts.mixed_queries.divisor;
+  long long const of_mixed = params.even_parts.many_queries.divisor;
   return (place.decode ? 1 : (queries + of_mixed - 1) / of_mixed) * ((place.in_blocks.units + size - 1) / size);
 }
 
@@ -88,13 +88,12 @@ inline long long units_of_place(ScheduleKernelParams const& params, ModelPlace c
   return params.even_parts.head_groups * parts_of_place(params, place, 1 << 30) * mean;
 }
 
-// Units until all is done and merged, in a kernel for both classes. Blocks take a part each, and then draw; those that
-// have none of the parts in front draw what follows alone until these are done. The block that draws is three eighths
-// of what it draws ahead of the others.
+// Units until all is done and merged. Blocks take a part each, and then draw; those that have none of the parts in
+// front draw what follows alone until these are done. The block that draws is three eighths of what it draws ahead of
+// the others.
 inline long long cost_of_parts(ScheduleKernelParams const& params, std::vector<ModelPlace> const& places,
-                               long long size) {
+                               long long ctas, long long size) {
   long long const groups = params.even_parts.head_groups;
-  long long const ctas = params.even_parts.mixed_ctas;
   ModelParts const parts = parts_of_size(params, places, size);
   long long const in_front = parts.in_front * groups;
   long long units_in_front = 0;
@@ -122,48 +121,88 @@ inline long long cost_of_parts(ScheduleKernelParams const& params, std::vector<M
   return end + (parts.cut == 0 ? 0 : 3 + 9 * parts.cut * groups / ctas);
 }
 
-// Tiles cut each by itself: the size of parts, 0 if they are not cut so. All parts of tiles that are cut are among the
-// first that blocks take, at most one for each block. Without prompts parts are hardly longer than a block's share of
-// all, and each block has one part at most, or whole tiles are short. Beside prompts it is the size with which all are
-// done and merged first, the last of such, no later than chunks, and cutting has to save something.
-inline long long size_of_even_parts(ScheduleKernelParams const& params, std::vector<ModelPlace> const& places) {
-  EvenParts const& even = params.even_parts;
-  bool const mixed = !places.empty() && !places.front().decode;
-  long long const groups = even.head_groups;
-  long long const ctas = mixed ? even.mixed_ctas : even.ctas;
-  long long counted = 0;
-  long long units = 0;
-  long long most = 0;
-  for (ModelPlace const& place : places) {
-    if (place.work.tiles == 0) { continue; }
-    counted += place.work.sum();
-    units += units_of_place(params, place);
-    most = std::max<long long>(most, place.in_blocks.units);
+inline bool is_one_tile_each(ScheduleKernelParams const& params, std::vector<ModelPlace> const& places) {
+  return std::all_of(places.begin(), places.end(), [&](ModelPlace const& place) {
+    return sequence_at(params.sequences, place.sequence).len.q <= params.even_parts.queries_of_one;
+  });
+}
+
+// Of a step whose tiles may be cut each by itself; of all head groups.
+struct ModelStep {
+  bool one_tile_each = false;
+  long long ctas = 0;
+  long long counted = 0;  // units, as metadata count them
+  long long most = 0;     // units of the longest tile
+  long long share = 0;    // of a block
+};
+
+inline bool parts_fit(ScheduleKernelParams const& params, ModelStep const& step, ModelParts const& parts) {
+  return parts.all < 1 << 11 && parts.in_front > 0 && parts.in_front * params.even_parts.head_groups <= step.ctas;
+}
+
+// Of few queries alone: the least size that is hardly longer than a block's share of all with which each block has one
+// part at most, or whole tiles are short. 0: none.
+inline long long size_for_few(ScheduleKernelParams const& params, std::vector<ModelPlace> const& places,
+                              ModelStep const& step) {
+  for (int i = 0; i < 8; ++i) {
+    long long const size = step.share + i * (1 + step.share / 64);
+    ModelParts const parts = parts_of_size(params, places, size);
+    if (size > step.share + 4) { return 0; }
+    bool const one_each = parts.all * params.even_parts.head_groups <= step.ctas;
+    bool const short_ones = parts.longest_whole <= 10 && parts.longest_whole <= step.share / 2;
+    if (parts_fit(params, step, parts) && (one_each || short_ones)) { return size; }
   }
-  if (ctas == 0 || places.size() > 512 || units == 0 || most > 15 << 14 || counted >= 1 << 20) { return 0; }
-  long long const share = std::max<long long>(even.least_units, (units + ctas - 1) / ctas);
+  return 0;
+}
+
+// The size with which all are done and merged first, the last of such, no later than chunks, and cutting has to save
+// something. Where a tile each holds any sequence, whole tiles are no choice. 0: none.
+inline long long size_by_cost(ScheduleKernelParams const& params, std::vector<ModelPlace> const& places,
+                              ModelStep const& step) {
+  long long const groups = params.even_parts.head_groups;
+  long long const from = std::max<long long>(params.even_parts.least_units, 3 * step.share / 4);
   long long best = 0;
   long long least_cost = 0;
   for (int i = 0; i < 8; ++i) {
-    long long const from = mixed ? std::max<long long>(even.least_units, 3 * share / 4) : share;
-    long long const size = mixed && i == 7 ? most : from + i * (1 + share / (mixed ? 5 : 64));
+    long long const size = i == 7 ? step.most : from + i * (1 + step.share / 5);
     ModelParts const parts = parts_of_size(params, places, size);
-    if (parts.all >= 1 << 11 || parts.in_front == 0 || parts.in_front * groups > ctas) { continue; }
-    bool const one_each = parts.all * groups <= ctas;
-    if (!mixed) {
-      if (size > share + 4) { return 0; }
-      if (one_each || (parts.longest_whole <= 10 && parts.longest_whole <= share / 2)) { return size; }
-      continue;
-    }
-    long long const cost = cost_of_parts(params, places, size);
-    bool const over_chunks = 2 * ctas * (cost - 16) <= 3 * counted * groups;
-    bool const over_whole = (parts.cut == 0 && one_each) || cost <= std::max(most, share);
-    if (!parts.cuts_rising && over_chunks && over_whole && (best == 0 || cost <= least_cost)) {
+    if (!parts_fit(params, step, parts) || parts.cuts_rising) { continue; }
+    long long const cost = cost_of_parts(params, places, step.ctas, size);
+    bool const over_whole = cost <= std::max(step.most, step.share);
+    bool const whole = parts.cut == 0 && parts.all * groups <= step.ctas;
+    bool const pays = step.one_tile_each
+                          ? parts.cut > 0 && over_whole && cost <= step.share + 20
+                          : (whole || over_whole) && step.ctas * (cost - params.even_parts.units_of_chunks) *
+                                                             params.even_parts.many_queries.divisor <=
+                                                         step.counted * groups * params.prefill.queries;
+    if (pays && (best == 0 || cost <= least_cost)) {
       best = size;
       least_cost = cost;
     }
   }
   return best;
+}
+
+// Tiles cut each by itself: the size of parts, 0 if they are not cut so. All parts of tiles that are cut are among the
+// first that blocks take, at most one for each block.
+inline long long size_of_even_parts(ScheduleKernelParams const& params, std::vector<ModelPlace> const& places) {
+  EvenParts const& even = params.even_parts;
+  ModelStep step;
+  step.one_tile_each = is_one_tile_each(params, places);
+  step.ctas = step.one_tile_each ? even.ctas : even.many_ctas;
+  long long units = 0;
+  for (ModelPlace const& place : places) {
+    if (place.work.tiles == 0) { continue; }
+    step.counted += place.work.sum();
+    units += units_of_place(params, place);
+    step.most = std::max<long long>(step.most, place.in_blocks.units);
+  }
+  if (step.ctas == 0 || places.size() > 512 || units == 0) { return 0; }
+  if (step.most > 15 << 14 || step.counted >= 1 << 20) { return 0; }
+  step.share = std::max<long long>(even.least_units, (units + step.ctas - 1) / step.ctas);
+  bool const has_many = !places.front().decode;
+  long long const for_few = has_many ? 0 : size_for_few(params, places, step);
+  return for_few > 0 ? for_few : size_by_cost(params, places, step);
 }
 
 inline std::vector<int> model_metadata(ScheduleKernelParams const& params) {
@@ -198,8 +237,8 @@ inline std::vector<int> model_metadata(ScheduleKernelParams const& params) {
   bool const fixed_parts = params.decode.fixed_split > 0;
   int const said = (cuts(of_decode, of_all.units - of_decode.units, units_of_cutting(false, fixed_parts)) << 26) +
                    (cuts(of_all, 0, units_of_cutting(true, fixed_parts)) << 28);
-  bool const has_prefill = !places.empty() && !places.front().decode;
-  long long const size = said == 0 && !has_prefill ? 0 : size_of_even_parts(params, places);
+  bool const may_pay = said >> 28 != 0 || !is_one_tile_each(params, places);
+  long long const size = may_pay ? size_of_even_parts(params, places) : 0;
   // Above units, which are 20 bits then, stand parts.
   auto const above = [](long long parts) { return static_cast<int>(parts << 20); };
   if (size > 0) {
@@ -239,6 +278,10 @@ inline std::vector<int> model_metadata(ScheduleKernelParams const& params) {
     units_until[i] = units;
   }
   facts[kPlacesAndCuts] += said + (size > 0 ? 1 << 30 : 0);
+  bool const has_prefill = !places.empty() && !places.front().decode;
+  if (size > 0 && has_prefill && is_one_tile_each(params, places)) {
+    facts[kPlacesAndCuts] |= std::numeric_limits<int>::min();
+  }
   facts[kMostUnitsPrefill] = longest[0];
   facts[kMostUnitsDecode] = longest[1];
   std::vector<int> metadata{0};

@@ -848,6 +848,7 @@ struct Seen {
   int merged_jointly = 0, in_many_parts = 0;
   int resized_by_units = 0, leaves_sms = 0, mixed_by_units = 0, mixed_by_tiles = 0;
   int mixed_by_number = 0;  // by tiles, those of few queries by their number
+  int drafts_in_parts = 0;  // that metadata count among sequences of many queries, in a kernel for few
 };
 
 // What CTAs merge that have left parts of tiles: all parts of each tile, which counts them in a word of its own. A CTA
@@ -1141,6 +1142,9 @@ std::string call_fault(Call& call, Random& random, Seen& seen) {
     (by_units ? seen.mixed_by_units : seen.mixed_by_tiles) += mixed;
     seen.mixed_by_number += kernel.tile.calls == Calls::kMixedMany && !by_units;
     seen.fixed += fixed;
+    bool const counted_as_many = call.problem.ragged && schedule.few_begin() > schedule.begin();
+    bool const in_parts = counted_as_many && schedule.numbers().even_parts();
+    seen.drafts_in_parts += kernel.family == KernelFamily::kDecode && in_parts;
     for (auto const& [name, parts] : tiles) { seen.parted += parts.size() > 1; }
   }
   return "";
@@ -1762,6 +1766,52 @@ TEST_CASE("schedule: where the bound is what a page table has room for, lengths 
   CHECK(one_long > 100);
 }
 
+TEST_CASE(
+    "schedule: drafts that one tile holds are cut each by itself, also by metadata of a step with other queries") {
+  Random random(37);
+  Seen seen;
+  int of_other_queries = 0;
+  for (int i = 0; i < 900; ++i) {
+    Request r;
+    std::tie(r.heads_q, r.heads_k) =
+        one_of<std::pair<int, int>>(random, {{8, 1}, {16, 2}, {5, 1}, {24, 8}, {32, 8}, {7, 1}, {96, 8}});
+    int const most = 64 / (r.heads_q / r.heads_k);
+    int const longest = one_of<int>(random, {300, 4000, 20'000, 60'000});
+    for (int b = pick(random, 2, 60); b > 0; --b) {
+      int const queries = pick(random, 0, 9) == 0 ? pick(random, 0, most) : pick(random, (most + 1) / 2, most);
+      int const keys = pick(random, 0, pick(random, 0, 3) == 0 ? longest : longest / 6);
+      r.lengths.push_back({queries, std::max(queries, keys), std::max(queries, keys)});
+    }
+    r.head_dim = one_of<int>(random, {64, 96, 128, 192, 256});
+    r.sm_count = one_of<int>(random, {48, 114, 132, 132});
+    r.options.num_splits = one_of<int>(random, {0, 0, 0, 7});
+    r.options.causal = true;
+    r.packed_q = pick(random, 0, 1) == 0;
+    r.page_unit = one_of<int>(random, {1, 8, 64});
+    r.slack_k = pick(random, 0, 3) == 0 ? 0 : 131'072;
+    CAPTURE(i);
+    CAPTURE(text_of(r));
+    Call call;
+    make_call(r, call);
+    // These may have more units for a tile than num_splits is a bound for.
+    if (call.plan.listed && r.options.num_splits == 0 && pick(random, 0, 2) == 0) {
+      ++of_other_queries;
+      Request other = r;
+      for (SeqlenQK& len : other.lengths) { len.q = pick(random, 1, one_of<int>(random, {1, most, 5 * most})); }
+      Call step;
+      make_call(other, step);
+      if (step.plan.fixed_splits != call.plan.fixed_splits) { continue; }
+      call.metadata = model_metadata(schedule_kernel_of(step));
+    }
+    if (call.plan.kernels.front().family != KernelFamily::kDecode) { continue; }
+    REQUIRE(call_fault(call, random, seen) == "");
+  }
+  CHECK(of_other_queries > 100);
+  CHECK(seen.drafts_in_parts > 150);
+  CHECK(seen.merged_jointly > 100);
+  CHECK(seen.clusters_by_schedule > 50);
+}
+
 TEST_CASE("schedule: with batch_invariant, clusters take the parts of few tiles, each CTA one or a group of them") {
   Random random(31);
   Seen seen;
@@ -1791,8 +1841,10 @@ TEST_CASE("schedule: with batch_invariant, clusters take the parts of few tiles,
 
 TEST_CASE(
     "schedule: in even parts no CTA has much more than its share, or one tile more, and few have other schedules") {
-  constexpr int kMostAboveShare = 4;  // blocks, as long as an item takes
+  constexpr int kMostAboveShare = 17;   // blocks, as much as chunks take longer, without the combine kernel
+  constexpr int kMostlyAboveShare = 4;  // as long as an item takes
   Random random(23);
+  int hardly_above = 0;
   int one_each = 0;
   int drawn = 0;
   int few_tiles = 0;
@@ -1844,7 +1896,9 @@ TEST_CASE(
     int const share = ceil_div(all, made_for.ctas);
     bool const several = std::any_of(items.begin(), items.end(), [](auto const& cta) { return cta.second > 1; });
     ++(several ? drawn : one_each);
-    CHECK(longest <= std::max({share + kMostAboveShare + (several ? longest_whole : 0), kLeastUnits}));
+    int const behind = several ? longest_whole : 0;
+    CHECK(longest <= std::max(share + kMostAboveShare + behind, kLeastUnits));
+    hardly_above += longest <= std::max(share + kMostlyAboveShare + behind, kLeastUnits);
     for (auto const& [name, parts] : parts_of_tiles(params, done)) {
       auto const [least, most] = std::minmax_element(
           parts.begin(), parts.end(), [](Part const& a, Part const& b) { return a.end - a.begin < b.end - b.begin; });
@@ -1867,6 +1921,7 @@ TEST_CASE(
   }
   CHECK(one_each > 100);
   CHECK(drawn > 50);
+  CHECK(10 * hardly_above > 9 * (one_each + drawn));
   // Of others parts would be too long, so that these are cut into chunks of equal work.
   CHECK(few_tiles > 150);
   CHECK(5 * even_of_few >= 3 * few_tiles);
@@ -1946,7 +2001,7 @@ TEST_CASE("schedule: a kernel for both classes cuts long tiles each by itself, a
     REQUIRE(coverage_fault(call, smaller, on_fewer, parts_of_tiles(on_fewer, done)) == "");
     // Those that know fewer queries than metadata count do without.
     AttentionParams of_fewer = params;
-    of_fewer.schedule.mixed_parts = false;
+    of_fewer.schedule.parts_many = false;
     CHECK_FALSE(Schedule(of_fewer.schedule).numbers().even_parts());
     CHECK(Schedule(of_fewer.schedule).units() != schedule.units());
   }
@@ -1955,6 +2010,61 @@ TEST_CASE("schedule: a kernel for both classes cuts long tiles each by itself, a
   CHECK(whole > 1000);
   CHECK(not_cut > 15);
   CHECK(not_even > 30);
+}
+
+TEST_CASE("schedule: the tiles of one sequence are cut each by itself where a call does not know its keys") {
+  Random random(41);
+  int cut = 0;
+  int whole = 0;
+  int in_chunks = 0;
+  for (int i = 0; i < 600; ++i) {
+    Request r;
+    int const q = pick(random, 65, pick(random, 0, 1) == 0 ? 400 : 2000);
+    r.lengths.push_back({q, q + pick(random, 0, pick(random, 0, 1) == 0 ? 2'000 : 20'000)});
+    std::tie(r.heads_q, r.heads_k) =
+        one_of<std::pair<int, int>>(random, {{8, 1}, {7, 1}, {8, 8}, {10, 2}, {24, 8}, {20, 20}});
+    r.head_dim = one_of<int>(random, {64, 96, 128, 192, 256});
+    r.sm_count = one_of<int>(random, {114, 132});
+    r.options.num_splits = 0;
+    r.options.causal = pick(random, 0, 3) > 0;
+    r.slack_k = 131'072;
+    CAPTURE(i);
+    CAPTURE(text_of(r));
+    Call call;
+    make_call(r, call);
+    KernelPlan const& kernel = call.plan.kernels.front();
+    if (!call.plan.listed || kernel.family != KernelFamily::kPrefill || !kernel.may_split) { continue; }
+    AttentionParams const params = params_of(call, kernel);
+    if (!params.schedule.parts_many) { continue; }  // of tiles that are not as large as metadata count them
+    Schedule const schedule(params.schedule);
+    std::vector<Done> done;
+    REQUIRE(run_kernel(params, kernel, random, Turn::kRandom, done) == "");
+    auto const tiles = parts_of_tiles(params, done);
+    REQUIRE(coverage_fault(call, kernel, params, tiles) == "");
+    REQUIRE(combine_fault(call, kernel, tiles) == "");
+    if (!schedule.numbers().even_parts()) {
+      ++in_chunks;
+      continue;
+    }
+    REQUIRE(even_parts_fault(schedule, schedule.chunks(), done) == "");
+    std::size_t const count = tiles.begin()->second.size();
+    for (auto const& [name, parts] : tiles) {
+      auto const [least, most] = std::minmax_element(
+          parts.begin(), parts.end(), [](Part const& a, Part const& b) { return a.end - a.begin < b.end - b.begin; });
+      CHECK(parts.size() == count);
+      CHECK(most->end - most->begin <= least->end - least->begin + 1);
+    }
+    ++(count > 1 ? cut : whole);
+    // Of a call that may have other queries than metadata know, which counts units.
+    AttentionParams of_fewer = params;
+    of_fewer.schedule.parts_many = false;
+    done.clear();
+    REQUIRE(run_kernel(of_fewer, kernel, random, Turn::kRandom, done) == "");
+    REQUIRE(coverage_fault(call, kernel, of_fewer, parts_of_tiles(of_fewer, done)) == "");
+  }
+  CHECK(cut > 50);
+  CHECK(whole > 20);
+  CHECK(in_chunks > 20);
 }
 
 TEST_CASE("schedule: even parts fit the bounds of calls that may have more rows than their sequences") {
@@ -2280,14 +2390,25 @@ TEST_CASE("even parts: what merging them takes grows with how many there are, an
   CHECK(units_of_merging(0, 132) == 0);
   CHECK(units_of_merging(2, 132) == 3);
   CHECK(units_of_merging(132, 132) == 12);
-  MixedStep const step{132, 60, 20, 132 * 12};
-  CHECK(mixed_parts_pay(step, 34, false));  // as late as chunks, 18 units and 16
-  CHECK_FALSE(mixed_parts_pay(step, 35, false));
-  CHECK_FALSE(mixed_parts_pay(step, 35, true));
-  MixedStep const short_step{132, 12, 8, 132 * 12};  // the longest whole tile is done after 12
-  CHECK(mixed_parts_pay(short_step, 12, false));
-  CHECK_FALSE(mixed_parts_pay(short_step, 13, false));
-  CHECK(mixed_parts_pay(short_step, 13, true));
+  CostedStep const step{false, 132, 60, 20, 132 * 12, 3, 2, 16};
+  constexpr bool kEachTakesOne = true;
+  CHECK(parts_pay_by_cost(step, 34, 2, kEachTakesOne));  // as late as chunks, 18 units and 16
+  CHECK_FALSE(parts_pay_by_cost(step, 35, 2, kEachTakesOne));
+  CHECK_FALSE(parts_pay_by_cost(step, 35, 0, kEachTakesOne));
+  CostedStep const as_counted{false, 132, 60, 20, 132 * 12, 3, 3, 16};  // chunks take 12 units and 16
+  CHECK(parts_pay_by_cost(as_counted, 28, 2, kEachTakesOne));
+  CHECK_FALSE(parts_pay_by_cost(as_counted, 29, 2, kEachTakesOne));
+  CostedStep const short_step{false, 132, 12, 8, 132 * 12, 3, 2, 16};  // the longest whole tile is done after 12
+  CHECK(parts_pay_by_cost(short_step, 12, 2, kEachTakesOne));
+  CHECK_FALSE(parts_pay_by_cost(short_step, 13, 2, kEachTakesOne));
+  CHECK_FALSE(parts_pay_by_cost(short_step, 13, 0, !kEachTakesOne));
+  CHECK(parts_pay_by_cost(short_step, 13, 0, kEachTakesOne));
+  CostedStep const drafts{true, 132, 60, 20, 132 * 12, 3, 2, 16};  // with chunks all are done after a share and 20
+  CHECK(parts_pay_by_cost(drafts, 40, 2, kEachTakesOne));
+  CHECK_FALSE(parts_pay_by_cost(drafts, 41, 2, kEachTakesOne));
+  CHECK_FALSE(parts_pay_by_cost(drafts, 40, 0, kEachTakesOne));  // cutting pays
+  CostedStep const short_drafts{true, 132, 12, 8, 132 * 12, 3, 2, 16};
+  CHECK_FALSE(parts_pay_by_cost(short_drafts, 13, 2, kEachTakesOne));
 }
 
 TEST_CASE("units: what starting and ending a tile takes counts for each tile beside its blocks") {
@@ -3114,13 +3235,15 @@ TEST_CASE("cutting_pays: CTAs that merge parts on the way must be nearly all") {
   CHECK(!cutting_pays({256, 4 * 2100, 64}, 1, 132, enough));
 }
 
-TEST_CASE("PlacesAndCuts: all facts of the metadata's word come back, whatever else is in it, and leave out the sign") {
+TEST_CASE("PlacesAndCuts: all facts of the metadata's word come back, whatever else is in it, even in the sign") {
   for (int const places : {0, 1, 77, (1 << 26) - 1}) {
     for (int const cuts : {0, 1, 2, 3}) {
       for (bool const even : {false, true}) {
-        int const fact = PlacesAndCuts{places, cuts, 3 - cuts, even}.fact();
+        bool const one_each = even && cuts % 2 == 0;
+        int const fact = PlacesAndCuts{places, cuts, 3 - cuts, even, one_each}.fact();
         auto const found = PlacesAndCuts::of(fact);
-        CHECK(fact >= 0);
+        CHECK((fact < 0) == one_each);
+        CHECK(found.one_each == one_each);
         CHECK(found.prefill == places);
         CHECK(found.cuts_decode == cuts);
         CHECK(found.cuts_all == 3 - cuts);

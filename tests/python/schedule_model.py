@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ import numpy as np
 ARRAYS = ("order", "tiles until", "units until", "facts")  # behind the counter, each of `stride` numbers
 STEPS_OF_A_DOUBLING = 8
 PLACES_BITS = 26  # of the first fact
+CUTS_OF_ALL = 0b11 << PLACES_BITS + 2  # whether cutting pays in a kernel that takes all places
 LAST_STEP = 127  # all longer sequences are alike
 
 
@@ -157,28 +159,38 @@ LEAST_UNITS = 2  # of a part
 UNITS_OF_AN_ITEM = 4  # as long as one item more takes
 UNITS_OF_CUTTING_ALONE = 10  # as long as merging takes
 UNITS_OF_MERGING, UNITS_OF_PART_EACH = 3, 9  # by another kernel, and what a part for each block takes more
-UNITS_OF_CHUNKS = 16  # what chunks of equal work take, beside half as much again as metadata say
+UNITS_OF_MIXED_CHUNKS = 16  # what chunks of equal work take, beside all units as tiles of the kernel have them
+UNITS_OF_CHUNKS = 22  # the same of one sequence in the kernel for many queries
+UNITS_OF_CHUNKS_OF_FEW = 20  # what they take beside a block's share of all, where each sequence is one tile
 SIZES = 8  # of parts, which are tried
 EVEN_BIT = PLACES_BITS + 4  # of the first fact
+ONE_EACH = 1 << 31  # the sign of it: sequences of many queries are one tile each in a kernel for few
 TURNED_BIT = 29  # of the sums of tiles: where places of the class count; the next one: where all do
 BLOCKS_OF_MANY = 132  # thread blocks of a kernel for many queries
 
 
 @dataclass(frozen=True)
 class Call:
-    """For which a schedule cuts tiles: its groups of heads, and the thread blocks of a call of few queries and of one for
-    both classes, with the queries of a tile of the latter; 0: there is none.
+    """For which a schedule cuts tiles: its groups of heads, the thread blocks of a call of few queries and the queries that
+    one of its tiles holds at most, and both of the kernel that cuts those of many; 0 blocks: there is none. `larger`:
+    than its tiles are those that metadata count. `chunks`: units that chunks of equal work take beside a share of all.
     """
 
     blocks: int = 0
     head_groups: int = 1
-    mixed_blocks: int = 0
-    mixed_queries: int = 1
+    queries_of_one: int = 0
+    many_blocks: int = 0
+    many_queries: int = 1
+    larger: Fraction = Fraction(3, 2)
+    chunks: int = UNITS_OF_MIXED_CHUNKS
+
+    def has_one_tile_each(self, work: Work) -> bool:
+        return bool((work.queries <= self.queries_of_one).all())
 
 
 def parts_of(work: Work, call: Call, size: int) -> np.ndarray:
     """Parts of each sequence if none has more units than that; its tiles are all in as many as the longest."""
-    tiles = np.where(work.decode, work.tiles, -(-work.queries // call.mixed_queries))
+    tiles = np.where(work.decode, work.tiles, -(-work.queries // call.many_queries))
     return tiles * -(-work.blocks // size)
 
 
@@ -193,11 +205,11 @@ def units_of_tiles(work: Work, call: Call) -> np.ndarray:
     return parts_of(work, call, MOST_EVEN_UNITS) * ((work.blocks + work.least + 1) // 2) * call.head_groups
 
 
-def cost_of_parts(work: Work, call: Call, size: int) -> int:
-    """When blocks are done that take a part each and then draw, and all is merged. Those without a part in front draw what
+def cost_of_parts(work: Work, call: Call, blocks: int, size: int) -> int:
+    """When `blocks` are done that take a part each and then draw, and all is merged. Those without a part in front draw what
     follows alone until these are done; the one that draws is ahead of the others by three eighths of what it draws.
     """
-    blocks, counts = call.mixed_blocks, parts_of(work, call, size) * call.head_groups
+    counts = parts_of(work, call, size) * call.head_groups
     front, units = stand_in_front(work, size), units_of_tiles(work, call)
     end = parts_until = units_until = 0
     for b in work.order():
@@ -222,11 +234,12 @@ def size_of_even_parts(work: Work, call: Call) -> int:
     """The most units of a part where tiles are cut each by itself; 0 where they are not.
 
     Blocks take the parts of cut tiles first, one each at most. Without prompts parts are not much longer than equal shares
-    of all, and there is nothing else, or tiles that stay whole are short. Beside prompts it is the size with which all are
-    done and merged first, if that is sooner than whole tiles and chunks of equal work are, and no fresh prompt is cut.
+    of all, and there is nothing else, or tiles that stay whole are short. Where that cannot be, or sequences have many
+    queries, it is the size with which all are done and merged first, if that is sooner than whole tiles and chunks of equal
+    work are, and no fresh prompt is cut.
     """
-    mixed = not work.decode.all()
-    blocks = call.mixed_blocks if mixed else call.blocks
+    one_tile_each = call.has_one_tile_each(work)
+    blocks = call.blocks if one_tile_each else call.many_blocks
     exists = work.tiles > 0
     units = int(units_of_tiles(work, call).sum())
     most = int(work.blocks[exists].max(initial=0))
@@ -236,29 +249,35 @@ def size_of_even_parts(work: Work, call: Call) -> int:
     if counted >= 1 << PARTS_BIT:
         return 0
     share = max(LEAST_UNITS, -(-units // blocks))
-    sizes = [share + i * (1 + share // 64) for i in range(SIZES)]
-    if mixed:
-        sizes = [max(LEAST_UNITS, 3 * share // 4) + i * (1 + share // 5) for i in range(SIZES - 1)] + [most]
-    found = []
-    for size in sizes:
+
+    def fit(size: int) -> bool:
         parts = parts_of(work, call, size)
         in_front = int(parts[stand_in_front(work, size)].sum()) * call.head_groups
-        if not 0 < in_front <= blocks or parts.sum() >= 1 << (31 - PARTS_BIT):
-            continue
-        one_each = int(parts.sum()) * call.head_groups <= blocks
+        return 0 < in_front <= blocks and parts.sum() < 1 << (31 - PARTS_BIT)
+
+    def one_each(size: int) -> bool:
+        return int(parts_of(work, call, size).sum()) * call.head_groups <= blocks
+
+    if work.decode.all():
+        for size in (share + i * (1 + share // 64) for i in range(SIZES)):
+            longest_whole = int(work.blocks[exists & (work.blocks <= size)].max(initial=0))
+            short = longest_whole <= min(UNITS_OF_CUTTING_ALONE, share // 2)
+            if size <= share + UNITS_OF_AN_ITEM and fit(size) and (short or one_each(size)):
+                return size
+    found = []
+    for size in [max(LEAST_UNITS, 3 * share // 4) + i * (1 + share // 5) for i in range(SIZES - 1)] + [most]:
         cut = exists & (work.blocks > size)
-        if mixed:
-            cost = cost_of_parts(work, call, size)
-            over_chunks = 2 * blocks * (cost - UNITS_OF_CHUNKS) <= 3 * counted * call.head_groups
-            over_whole = (one_each and not cut.any()) or cost <= max(most, share)
-            pays = over_chunks and over_whole and not (cut & (2 * work.least < work.blocks)).any()
+        if not fit(size) or (cut & (2 * work.least < work.blocks)).any():
+            continue
+        cost = cost_of_parts(work, call, blocks, size)
+        pays = cost <= max(most, share)
+        if one_tile_each:
+            pays &= bool(cut.any()) and cost <= share + UNITS_OF_CHUNKS_OF_FEW
         else:
-            cost = size
-            longest_whole = int(work.blocks[exists & ~cut].max(initial=0))
-            most_whole = min(UNITS_OF_CUTTING_ALONE, share // 2)
-            pays = (one_each or longest_whole <= most_whole) and size <= share + UNITS_OF_AN_ITEM
+            pays |= one_each(size) and not cut.any()
+            pays &= blocks * (cost - call.chunks) <= call.larger * counted * call.head_groups
         if pays:
-            found.append((cost, -len(found) if mixed else len(found), size))  # of equals the last or the first
+            found.append((cost, -len(found), size))  # of equals the last
     return min(found, default=(0, 0, 0))[2]
 
 
@@ -293,7 +312,8 @@ def metadata(work: Work, call: Call = Call(), cuts: int = 0) -> np.ndarray:
     found = np.zeros((4, stride), dtype=np.int64)
     found[0, :count] = order
     units = work.sums()
-    size = size_of_even_parts(work, call) if cuts or not work.decode.all() else 0
+    may_pay = cuts & CUTS_OF_ALL or not call.has_one_tile_each(work)
+    size = size_of_even_parts(work, call) if may_pay else 0
     if size > 0:
         units = units + (parts_of(work, call, size) << PARTS_BIT)
     for row, numbers in ((1, work.tiles), (2, units)):
@@ -307,6 +327,7 @@ def metadata(work: Work, call: Call = Call(), cuts: int = 0) -> np.ndarray:
         most_parts = -(-int(found[3, 1:3].max()) // size)
         in_front = int(parts_of(work, call, size)[stand_in_front(work, size)].sum())
         found[3, :3] += 1 << EVEN_BIT, in_front << PARTS_BIT, most_parts << PARTS_BIT
+        found[3, 0] -= ONE_EACH if not work.decode.all() and call.has_one_tile_each(work) else 0
     assert found.max(initial=0) < 2**31, "more units than metadata can count"
     return np.concatenate([[0], found.ravel()]).astype(np.int32)
 
@@ -370,18 +391,21 @@ MIXED_ROUNDS = {64: 3, 128: 5}  # by head dim, of tiles of few queries, for whic
 
 def call_of(batch: int, head_dim: int, head_dim_v: int, heads_q: int, heads_k: int) -> Call:
     """Blocks as the plan of a call of one query each says whose lengths may be long, and that of a step with a prompt, if
-    both have one kernel.
+    both have one kernel; of one sequence without such a kernel those of the one for many queries.
     """
     bounds = {"batch": batch, "max_seqlen_q": 1, "max_seqlen_k": 1 << 20, "total_q": batch, "num_splits": 0}
     plan, packed = plan_of((head_dim, head_dim_v), (heads_q, heads_k), **bounds)
     bounds = {"batch": 2, "max_seqlen_q": 100, "max_seqlen_k": 1 << 20, "total_q": 101, "num_splits": 0}
     step, _ = plan_of((head_dim, head_dim_v), (8, 1), **bounds)
     said = re.search(r"^tile: prefill (\d+) rows", "\n".join(step.reasons), re.MULTILINE)
-    groups = heads_q // packed
+    groups, of_one = heads_q // packed, 64 // packed
     mixed = any("one: it computes tiles of up to" in reason for reason in step.reasons) and said is not None
+    if batch == 1 and not mixed:
+        counted = shapes_of(head_dim, head_dim_v, heads_q, heads_k, False).prefill.queries
+        return Call(plan.ctas, groups, of_one, BLOCKS_OF_MANY, counted, Fraction(1), UNITS_OF_CHUNKS)
     if not mixed or batch * groups > MIXED_ROUNDS[head_dim] * BLOCKS_OF_MANY:
-        return Call(plan.ctas, groups)
-    return Call(plan.ctas, groups, BLOCKS_OF_MANY, 64 // packed * (int(said[1]) // 64))
+        return Call(plan.ctas, groups, of_one, many_queries=of_one)
+    return Call(plan.ctas, groups, of_one, BLOCKS_OF_MANY, of_one * (int(said[1]) // 64))
 
 
 # What starting and ending a tile of many queries takes, in blocks, by its rows and keys: as its costs say, no result.

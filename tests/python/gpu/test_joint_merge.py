@@ -83,6 +83,61 @@ def test_tiles_of_one_kernel_with_few_rows_and_with_more(kernel):
                                 seed=seed, metadata=room > 0, **on(kernel, causal=True))])  # fmt: skip
 
 
+DRAFTS = {
+    "ragged": (9000, 5000, 100, 7000, 3000, 64),
+    "one long": (30_000, *([400] * 40)),
+    "whole tiles behind parts": (6000, 5000, *([900] * 60)),
+}
+
+
+def drafts(lengths: str, queries: tuple[int, ...], **given) -> Batch:
+    """Of eight heads a K/V head, so that with 8 queries a tile of 64 rows is full: metadata count them as many."""
+    layout = {"keys": "paged", "heads_q": 8, "heads_k": 1, "causal": True, "num_splits": 0, "room_k": ROOM}
+    return main_dims(Batch(f"drafts, {lengths}", queries, DRAFTS[lengths], **{**layout, **given}))
+
+
+def are_one_tile_each(batch: Batch) -> bool:
+    """Whether metadata cut them each by itself, and say that any is one tile."""
+    facts = batches.schedule(make(batch))[1 + 3 * (-(-batch.size // 4) * 4) :]
+    return int(facts[0]) < 0
+
+
+def require_same_from_run_to_run(case: Batch) -> None:
+    """With the same metadata: without them a plan that knows the lengths may have other tiles."""
+    made = make(case)
+    metadata = batches.schedule(made)
+    before = metadata.clone()
+    expected = judged_results(made, scheduler_metadata=metadata)
+    for _ in range(20):
+        require_same(case, "again", attend(made, scheduler_metadata=metadata), expected)
+    assert torch.equal(metadata, before)
+
+
+@pytest.mark.parametrize("lengths", DRAFTS)
+@pytest.mark.parametrize("kernel", MAIN, ids=name_of)
+def test_drafts_are_cut_each_by_itself(kernel, lengths):
+    """Of as many queries in a cache call, of 5 to 8 in a varlen call; sinks, windows, pages whose keys are gathered."""
+    size = len(DRAFTS[lengths])
+    of_cache = drafts(lengths, (8,) * size, call="cache", dense_q=True, **on(kernel))
+    packed = drafts(lengths, tuple(8 - b % 4 for b in range(size)), **on(kernel))
+    for case in (of_cache, packed):
+        assert are_one_tile_each(case)
+        assert plan_of(case).kernel == "decode"
+        judge_all([case, case.but(metadata=True), case.but(metadata=True, sinks="fp32"), case.but(page_size=1)])
+        judge_all([case.but(metadata=True, window=(3000, 0)), case.but(metadata=True, num_splits=3)])
+    require_same_from_run_to_run(packed)
+
+
+@pytest.mark.parametrize("lengths", DRAFTS)
+@pytest.mark.parametrize("queries", [1, 20, 300])
+def test_drafts_by_metadata_of_a_step_with_other_queries(queries, lengths):
+    """These may know several tiles of a sequence, of which its only one then has all units."""
+    case = drafts(lengths, (8,) * len(DRAFTS[lengths]), call="cache", dense_q=True)
+    made = make(case)
+    metadata = batches.schedule(made, max_seqlen_q=queries)
+    judged_results(made, scheduler_metadata=metadata)
+
+
 def filled(value: int) -> Callable[[torch.Tensor], None]:
     return lambda workspace: workspace.fill_(value)
 
