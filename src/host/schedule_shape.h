@@ -93,11 +93,15 @@ constexpr TileShape tile_shape(TileConfig const& tile, int packed_heads, bool fi
 }
 
 // The kernel whose tiles of many queries may be in even parts (EvenParts): that for both classes, or, of one sequence
-// that has none, that of many. nullptr: there is none.
+// whose head dims have none, that of many. nullptr: there is none.
 inline TileRow const* row_in_parts(Problem const& problem) {
   TileRow const* const both = find_tile(problem.head_dim, problem.head_dim_v, TileUse::kMixed);
-  if (both != nullptr || problem.batch > 1) { return both; }
-  return find_tile(problem.head_dim, problem.head_dim_v, TileUse::kRagged);
+  TileRow const* const many = find_tile(problem.head_dim, problem.head_dim_v, TileUse::kRagged);
+  // A tile for larger head dims holds these, too.
+  bool const has_both = both != nullptr && many != nullptr && both->tile.head_dim == many->tile.head_dim &&
+                        both->tile.head_dim_v == many->tile.head_dim_v;
+  if (has_both) { return both; }
+  return problem.batch == 1 ? many : nullptr;
 }
 
 // What chunks of equal work take beside a block's share of all, in units (docs/performance-notes.md, steps 279 and

@@ -1771,6 +1771,7 @@ TEST_CASE(
   Random random(37);
   Seen seen;
   int of_other_queries = 0;
+  int in_kernel_of_both = 0;
   for (int i = 0; i < 900; ++i) {
     Request r;
     std::tie(r.heads_q, r.heads_k) =
@@ -1789,12 +1790,13 @@ TEST_CASE(
     r.packed_q = pick(random, 0, 1) == 0;
     r.page_unit = one_of<int>(random, {1, 8, 64});
     r.slack_k = pick(random, 0, 3) == 0 ? 0 : 131'072;
+    r.slack = pick(random, 0, 3) == 0 ? 300 : 0;  // of the bound on queries, for which the kernel is not one for few
     CAPTURE(i);
     CAPTURE(text_of(r));
     Call call;
     make_call(r, call);
     // These may have more units for a tile than num_splits is a bound for.
-    if (call.plan.listed && r.options.num_splits == 0 && pick(random, 0, 2) == 0) {
+    if (call.plan.listed && r.options.num_splits == 0 && r.slack == 0 && pick(random, 0, 2) == 0) {
       ++of_other_queries;
       Request other = r;
       for (SeqlenQK& len : other.lengths) { len.q = pick(random, 1, one_of<int>(random, {1, most, 5 * most})); }
@@ -1803,10 +1805,16 @@ TEST_CASE(
       if (step.plan.fixed_splits != call.plan.fixed_splits) { continue; }
       call.metadata = model_metadata(schedule_kernel_of(step));
     }
-    if (call.plan.kernels.front().family != KernelFamily::kDecode) { continue; }
+    KernelPlan const& kernel = call.plan.kernels.front();
+    if (kernel.family != KernelFamily::kDecode && r.slack == 0) { continue; }
     REQUIRE(call_fault(call, random, seen) == "");
+    if (!is_mixed(kernel.tile.calls)) { continue; }
+    ScheduleParams const params = schedule_of(call, kernel);
+    auto const fact = PlacesAndCuts::of(*where_is(params.metadata, params.stride, kPlacesAndCuts));
+    in_kernel_of_both += fact.one_each && Schedule(params).numbers().even_parts();
   }
   CHECK(of_other_queries > 100);
+  CHECK(in_kernel_of_both > 10);
   CHECK(seen.drafts_in_parts > 150);
   CHECK(seen.merged_jointly > 100);
   CHECK(seen.clusters_by_schedule > 50);
@@ -2014,7 +2022,7 @@ TEST_CASE("schedule: a kernel for both classes cuts long tiles each by itself, a
 
 TEST_CASE("schedule: the tiles of one sequence are cut each by itself where a call does not know its keys") {
   Random random(41);
-  int cut = 0;
+  std::map<int, int> cut;  // by head dim
   int whole = 0;
   int in_chunks = 0;
   for (int i = 0; i < 600; ++i) {
@@ -2054,7 +2062,7 @@ TEST_CASE("schedule: the tiles of one sequence are cut each by itself where a ca
       CHECK(parts.size() == count);
       CHECK(most->end - most->begin <= least->end - least->begin + 1);
     }
-    ++(count > 1 ? cut : whole);
+    ++(count > 1 ? cut[r.head_dim] : whole);
     // Of a call that may have other queries than metadata know, which counts units.
     AttentionParams of_fewer = params;
     of_fewer.schedule.parts_many = false;
@@ -2062,7 +2070,7 @@ TEST_CASE("schedule: the tiles of one sequence are cut each by itself where a ca
     REQUIRE(run_kernel(of_fewer, kernel, random, Turn::kRandom, done) == "");
     REQUIRE(coverage_fault(call, kernel, of_fewer, parts_of_tiles(of_fewer, done)) == "");
   }
-  CHECK(cut > 50);
+  for (int const head_dim : {64, 96, 128, 192, 256}) { CHECK(cut[head_dim] > 5); }
   CHECK(whole > 20);
   CHECK(in_chunks > 20);
 }

@@ -25,7 +25,7 @@ CHUNKS = {  # queries, keys, heads
     "no keys": (100, 0, 8, 1),
 }
 CUT = "three parts"
-CUT_DIMS = (64, 128, 256)  # of other head dims fewer tiles are in as many parts as fill the grid, whatever the keys
+CUT_DIMS = (64, 96, 128, 192, 256)  # of (192, 128) 42 tiles are in as many parts as fill the grid, whatever the keys
 
 
 def chunk(name: str, **given) -> Batch:
