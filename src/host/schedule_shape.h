@@ -104,10 +104,9 @@ inline TileRow const* row_in_parts(Problem const& problem) {
   return problem.batch == 1 ? many : nullptr;
 }
 
-// What chunks of equal work take beside a block's share of all, in units (docs/performance-notes.md, steps 279 and
-// 288).
-inline constexpr int kUnitsOfMixedChunks = 16;
-inline constexpr int kUnitsOfChunks = 22;
+// What chunks of equal work take beside a block's share of all, in units: of more columns of O there is more to merge
+// (docs/performance-notes.md, steps 279 and 288).
+constexpr int units_of_chunks(int head_dim_v) { return head_dim_v > 192 ? 22 : 16; }
 
 // Of metadata that any call may be given.
 inline EvenParts even_parts(Problem const& problem, FewReaders const& readers) {
@@ -119,7 +118,7 @@ inline EvenParts even_parts(Problem const& problem, FewReaders const& readers) {
   TileConfig const& tile = row_in_parts(problem)->tile;
   even.many_ctas = readers.of_parts;
   even.many_queries = FastDivmod(tile_shape(tile, packed, false).queries);
-  even.units_of_chunks = is_mixed(tile.calls) ? kUnitsOfMixedChunks : kUnitsOfChunks;
+  even.units_of_chunks = units_of_chunks(problem.head_dim_v);
   return even;
 }
 

@@ -2025,7 +2025,7 @@ TEST_CASE("schedule: the tiles of one sequence are cut each by itself where a ca
   std::map<int, int> cut;  // by head dim
   int whole = 0;
   int in_chunks = 0;
-  for (int i = 0; i < 600; ++i) {
+  for (int i = 0; i < 2000; ++i) {
     Request r;
     int const q = pick(random, 65, pick(random, 0, 1) == 0 ? 400 : 2000);
     r.lengths.push_back({q, q + pick(random, 0, pick(random, 0, 1) == 0 ? 2'000 : 20'000)});

@@ -159,8 +159,8 @@ LEAST_UNITS = 2  # of a part
 UNITS_OF_AN_ITEM = 4  # as long as one item more takes
 UNITS_OF_CUTTING_ALONE = 10  # as long as merging takes
 UNITS_OF_MERGING, UNITS_OF_PART_EACH = 3, 9  # by another kernel, and what a part for each block takes more
-UNITS_OF_MIXED_CHUNKS = 16  # what chunks of equal work take, beside all units as tiles of the kernel have them
-UNITS_OF_CHUNKS = 22  # the same of one sequence in the kernel for many queries
+UNITS_OF_CHUNKS = 16  # what chunks of equal work take, beside all units as tiles of the kernel have them
+UNITS_OF_WIDE_CHUNKS = 22  # the same with more than 192 columns of v
 UNITS_OF_CHUNKS_OF_FEW = 20  # what they take beside a block's share of all, where each sequence is one tile
 SIZES = 8  # of parts, which are tried
 EVEN_BIT = PLACES_BITS + 4  # of the first fact
@@ -182,7 +182,7 @@ class Call:
     many_blocks: int = 0
     many_queries: int = 1
     larger: Fraction = Fraction(3, 2)
-    chunks: int = UNITS_OF_MIXED_CHUNKS
+    chunks: int = UNITS_OF_CHUNKS
 
     def has_one_tile_each(self, work: Work) -> bool:
         return bool((work.queries <= self.queries_of_one).all())
@@ -402,7 +402,8 @@ def call_of(batch: int, head_dim: int, head_dim_v: int, heads_q: int, heads_k: i
     mixed = any("one: it computes tiles of up to" in reason for reason in step.reasons) and said is not None
     if batch == 1 and not mixed:
         counted = shapes_of(head_dim, head_dim_v, heads_q, heads_k, False).prefill.queries
-        return Call(plan.ctas, groups, of_one, BLOCKS_OF_MANY, counted, Fraction(1), UNITS_OF_CHUNKS)
+        chunks = UNITS_OF_WIDE_CHUNKS if head_dim_v > 192 else UNITS_OF_CHUNKS
+        return Call(plan.ctas, groups, of_one, BLOCKS_OF_MANY, counted, Fraction(1), chunks)
     if not mixed or batch * groups > MIXED_ROUNDS[head_dim] * BLOCKS_OF_MANY:
         return Call(plan.ctas, groups, of_one, many_queries=of_one)
     return Call(plan.ctas, groups, of_one, BLOCKS_OF_MANY, of_one * (int(said[1]) // 64))
