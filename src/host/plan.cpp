@@ -177,7 +177,7 @@ Plan testing::plan_with(Problem const& problem, DeviceInfo const& device, Forced
   share_out(take_several_tiles(asked, plan), plan);
   // What only another kernel would ask of its schedule takes the kernel that makes it 3 us.
   bool const parts =
-      std::ranges::any_of(plan.kernels, [&](auto const& k) { return k.may_split && may_part_many(k, problem); });
+      std::ranges::any_of(plan.kernels, [&](auto const& k) { return k.may_split && may_part_many(plan, k, problem); });
   if (!parts) { plan.readers.of_parts = 0; }
   take_kernels_by_index(problem, plan);
   KernelPlan const& first = plan.kernels.front();

@@ -161,9 +161,8 @@ FewReaders readers_of_few(Problem problem, DeviceInfo const& device) {
   if (problem.batch_invariant) { return readers; }
   if (request.tiles_of_few() <= readers.ctas) { readers.cluster = widest_cluster(request, tile, tile.per_sm); }
   readers.by_schedule = ctas_by_schedule(request, tile, readers.cluster);
-  TileRow const* const parts = row_in_parts(problem);
-  bool const has_kernel = parts != nullptr && (!is_mixed(parts->tile.calls) || may_be_mixed(request));
-  if (has_kernel) { readers.of_parts = request.most_ctas(parts->tile); }
+  TileRow const* const parts = row_for_both(problem);
+  if (parts != nullptr && may_be_mixed(request)) { readers.of_parts = request.most_ctas(parts->tile); }
   return readers;
 }
 

@@ -23,10 +23,14 @@ constexpr MixedRounds kMixedRounds{5, 3};
 // Where two blocks of decode share an SM, one reads little more than half as fast, and tiles of 192 rows have blocks of
 // as many keys.
 constexpr MixedRounds kMixedRoundsOfPairs{3, 0.75};
+// Where it computes tiles of few queries as those of many, which read no faster than they compute: 16 singles on 1k
+// keys beside a prompt of 100, 8/1 heads, head dim 256, take 16.7 us in one kernel and 25.2 in two, with 16/8 heads 55
+// and 49 (docs/performance-notes.md, step 289).
+constexpr MixedRounds kMixedRoundsAlike{0.3, 0.5};
 
 MixedRounds const& mixed_rounds(PlanRequest const& request) {
   bool const pairs = request.tile_row(request.decode_use()).tile.per_sm > 1;
-  return pairs ? kMixedRoundsOfPairs : kMixedRounds;
+  return !computes_few_apart(request.problem) ? kMixedRoundsAlike : pairs ? kMixedRoundsOfPairs : kMixedRounds;
 }
 
 // A sequence of the decode kernel is one tile as metadata count them; of the others each may end with a tile that is
@@ -74,7 +78,7 @@ void choose_splits(PlanRequest const& request, Plan& plan, TileUse prefill) {
   plan.keys_in_l2 = keys_in_l2(request);
   plan.num_splits = may_split ? (plan.fixed_splits || bound == 0 ? plan.kernels.back().ctas : bound) : 1;
   KernelPlan const& last = plan.kernels.back();
-  bool const evenly = last.family == KernelFamily::kDecode || may_part_many(last, problem);
+  bool const evenly = last.family == KernelFamily::kDecode || may_part_many(plan, last, problem);
   std::string const otherwise = concat(plan.cluster_if_alike > 0 || plan.draws_if_whole ? "otherwise " : "",
                                        evenly ? "each tile is whole or in even parts, or " : "");
   because(plan, "splits",
@@ -169,7 +173,7 @@ KernelPlan& choose_kernel(PlanRequest const& request, Plan& plan, TileUse use, b
   std::int64_t const units = counted.fixed_split > 0 ? fixed_parts(blocks, counted.fixed_split)
                                                      : std::max(blocks, counted.least_units) + counted.ends;
   // Even parts of tiles (EvenParts) have more units than blocks.
-  bool const may_be_even = (decode || may_part_many(kernel, problem)) && problem.ragged && !plan.fixed_splits;
+  bool const may_be_even = (decode || may_part_many(plan, kernel, problem)) && problem.ragged && !plan.fixed_splits;
   kernel.most_units = std::min(kMaxTiles, kernel.most_tiles * units * (may_be_even ? kUnitsOfPart : 1));
   // More units than can be counted are not shared out. With lengths on the device the kernels decide so.
   kernel.may_split = may_split && (problem.ragged || plan.fixed_splits || kernel.most_tiles * units <= kMaxTiles);
@@ -184,7 +188,7 @@ KernelPlan& choose_kernel(PlanRequest const& request, Plan& plan, TileUse use, b
   }
   bool const is_second = decode && !plan.kernels.empty();
   bool const one_of_two =
-      !decodes && !is_mixed(use) && (is_second || (plan.listed && problem.ragged && kernel.may_split));
+      !decodes && !plan.for_both && (is_second || (plan.listed && problem.ragged && kernel.may_split));
   because(plan, "tile",
           use == TileUse::kFewRows && request.mixes_decode_tiles() ? "sequences with up to 16 query rows: "
           : !one_of_two                                            ? ""
@@ -235,14 +239,40 @@ bool are_keys_few(PlanRequest const& request) {
   return request.blocks_of_tile(request.tile_row(request.decode_use()).tile) <= kFewBlocksOfStep;
 }
 
+// Whether a step of a few rounds of tiles of prompts has so many rows that most sequences seem to be prompts: a quarter
+// of those that there could be. Of a step without others, kernels for few queries take 8 to 13 us to find that out, and
+// a kernel for many is faster than two up to that bound, also where some sequences have few (docs/performance-notes.md,
+// step 289).
+bool are_mostly_prompts(PlanRequest const& request) {
+  constexpr std::int64_t kMostRounds = 6;
+  Problem const& problem = request.problem;
+  bool const is_known = problem.ragged && problem.packed_q && !problem.seqused_q && problem.num_splits == 0;
+  bool const may = !problem.batch_invariant && !request.forces_splits() && !request.forces_tile();
+  if (!is_known || !may || problem.batch == 1) { return false; }
+  bool const is_short =
+      request.full_tiles(request.tile_row(request.many_use()).tile) <= kMostRounds * request.device.sm_count;
+  return is_short && 4 * problem.total_q >= std::int64_t{problem.batch} * problem.seqlen_q;
+}
+
+// The kernel that may be taken for both classes: nullptr if there is none. Of more tiles of few queries than SMs, a
+// scheduler that has not all sequences near finds each by its number.
+TileRow const* row_that_may_mix(PlanRequest const& request) {
+  Problem const& problem = request.problem;
+  if (computes_few_apart(problem)) {
+    bool const by_number = problem.batch > kLanes && request.tiles_of_few() > request.device.sm_count;
+    return special_row(request, by_number ? TileUse::kMixedMany : TileUse::kMixed);
+  }
+  bool const may = !problem.batch_invariant && !request.forces_splits() && !request.forces_tile();
+  bool const has_both = problem.packed_q && !problem.seqused_q && problem.batch > 1;
+  return may && has_both ? &request.tile_row(request.many_use()) : nullptr;
+}
+
 // The kernel for prompts and single queries, where two of them would wait for each other longer than it is slower than
 // they are: nullptr if it is not to be taken. Prompts have all queries but one of each sequence. Calls with a bound on
-// parts keep two kernels. Of more tiles of few queries than SMs, a scheduler that has not all sequences near finds each
-// by its number.
+// parts keep two kernels.
 TileRow const* mixed_row(PlanRequest const& request) {
   Problem const& problem = request.problem;
-  bool const by_number = problem.batch > kLanes && request.tiles_of_few() > request.device.sm_count;
-  TileRow const* const row = special_row(request, by_number ? TileUse::kMixedMany : TileUse::kMixed);
+  TileRow const* const row = row_that_may_mix(request);
   if (row == nullptr || !problem.ragged || problem.num_splits != 0) { return nullptr; }
   // Short prompts alone, of a tile for few queries each: 200 of 8 queries on 215 keys, 8/1 heads, took 28 us in it.
   bool const one_class = !problem.packed_q && !problem.seqused_q && request.rows_of_sequence() <= kSlabRows;
@@ -255,6 +285,10 @@ TileRow const* mixed_row(PlanRequest const& request) {
   bool const may_part = problem.packed_q && !problem.seqused_q && !are_keys_few(request);
   bool const one_round = request.full_tiles(row->tile) <= request.device.sm_count;
   if (problem.batch == 1 && !(may_part && one_round)) { return nullptr; }
+  if (!is_mixed(row->use)) {
+    if (queries_are_known(problem)) { return nullptr; }
+    if (are_mostly_prompts(request)) { return row; }
+  }
   return few <= most.few && many <= most.many ? row : nullptr;
 }
 
@@ -341,8 +375,12 @@ void explain_grid_beside_decode(Plan& plan) {
 }  // namespace
 
 bool may_be_mixed(PlanRequest const& request) {
-  double const most = mixed_rounds(request).few * request.device.sm_count;
-  return special_row(request, TileUse::kMixed) != nullptr && static_cast<double>(request.tiles_of_few()) <= most;
+  // Where most sequences seem to be prompts, more of them than those for which kMixedRoundsAlike allows it.
+  constexpr double kMostRoundsOfPrompts = 1;
+  bool const apart = computes_few_apart(request.problem);
+  double const rounds = apart ? mixed_rounds(request).few : kMostRoundsOfPrompts;
+  bool const has_row = row_that_may_mix(request) != nullptr || (!apart && request.problem.batch == 1);
+  return has_row && static_cast<double>(request.tiles_of_few()) <= rounds * request.device.sm_count;
 }
 
 bool cuts_step_evenly(PlanRequest const& request) {
@@ -365,15 +403,21 @@ void plan_listed(PlanRequest const& request, Plan& plan, PrefillChoice const& ch
   } else {
     TileRow const* const mixed = mixed_row(request);
     if (mixed != nullptr) { prefill = {mixed->use, may_cut_mixed(request, *mixed)}; }
-    bool const beside_decode =
+    bool const by_two =
         request.problem.ragged && splits && mixed == nullptr &&
         (plan.fixed_splits || (!queries_are_known(request.problem) && !takes_few_queries_along(request, prefill)));
+    bool const beside_decode = by_two && !are_mostly_prompts(request);
+    plan.for_both = mixed != nullptr || (by_two && !beside_decode);
     KernelPlan const& kernel = choose_kernel(request, plan, prefill.use, prefill.may_split);
     if (!beside_decode) { explain_grid(plan, kernel); }
     if (splits && !beside_decode) {
       because(plan, "kernels",
-              mixed != nullptr
+              mixed != nullptr && is_mixed(mixed->use)
                   ? concat("one: it computes tiles of up to ", kMostFewRows, " rows as those for few queries do")
+              : mixed == nullptr && plan.for_both
+                  ? std::string("one: for so many rows of q, most sequences seem to have many queries")
+              : plan.for_both
+                  ? std::string("one: sequences with few queries are few, or for so many rows of q they seem to be")
               : queries_are_known(request.problem)
                   ? concat("one: every sequence has ", request.problem.seqlen_q, " queries")
                   : std::string("one: sequences with few queries are too few, and too short, for another"));

@@ -25,6 +25,8 @@ constexpr double kMostUsAlong = 40;
 constexpr double kUsOfDrawnTile = 6;
 // Of the keys that sequences may have, what those that are not known have at least in the mean, as is supposed.
 constexpr double kLeastShareOfKeys = 0.25;
+// And those with few queries, which a tile for many takes along.
+constexpr double kMeanShareOfKeys = 0.5;
 // Of a block that starts when another one has ended, until it has keys: 192 tiles of up to 458 keys, 64/8 heads, took
 // 16.5 us instead of the 14.1 of 128 tiles of more rows, 144 of up to 827 keys 15.2 instead of 19.4.
 constexpr double kUsOfLaterBlock = 3;
@@ -187,9 +189,10 @@ TileRow const* other_row(PlanRequest const& request, TileUse use) {
   return taken && request.allows(row->tile) ? row : nullptr;
 }
 
-// Of a tile for many queries that has few.
-double us_of_tile_along(PlanRequest const& request, TileRow const& row) {
-  double const us = us_of_tile(row, static_cast<double>(request.most_keys_of_tile(row.tile)));
+// Of a tile for many queries that has few, on such a share of the keys that there may be.
+double us_of_tile_along(PlanRequest const& request, TileRow const& row, double share_of_keys) {
+  double const most = static_cast<double>(request.most_keys_of_tile(row.tile));
+  double const us = us_of_tile(row, std::min(most, share_of_keys * request.problem.seqlen_k));
   return has_one_block(row.tile) ? std::max(us, kUsOfDrawnTile) : us;
 }
 
@@ -313,14 +316,14 @@ double us_of_few_along(PlanRequest const& request, TileRow const& row) {
   std::int64_t const others =
       problem.packed_q ? std::max<std::int64_t>(0, problem.total_q - of_few) / max_of(1, problem.seqlen_q) : 0;
   std::int64_t const few = std::max<std::int64_t>(0, problem.batch - others) * request.scheduled_groups();
-  return us_of_tile_along(request, row) * static_cast<double>(few) / request.device.sm_count;
+  return us_of_tile_along(request, row, kMeanShareOfKeys) * static_cast<double>(few) / request.device.sm_count;
 }
 
 bool takes_few_queries_along(PlanRequest const& request, PrefillChoice const& choice) {
   if (choice.may_split || request.forces_tile()) { return false; }
   TileRow const& row = request.tile_row(choice.use);
   double const most_us = std::max(kMostUsAlong, us_of_unknown_tiles(request, row) / 2);
-  return us_of_tile_along(request, row) <= most_us && us_of_few_along(request, row) <= kIdleKernelsUs;
+  return us_of_tile_along(request, row, 1) <= most_us && us_of_few_along(request, row) <= kIdleKernelsUs;
 }
 
 bool needs_no_schedule(PlanRequest const& request, PrefillChoice const& choice) {

@@ -92,16 +92,21 @@ constexpr TileShape tile_shape(TileConfig const& tile, int packed_heads, bool fi
           decode && !fixed_splits ? kLeastUnitsOfFewQueries : 1, decode || fixed_splits ? 0 : units_of_ends(tile)};
 }
 
-// The kernel whose tiles of many queries may be in even parts (EvenParts): that for both classes, or, of one sequence
-// whose head dims have none, that of many. nullptr: there is none.
-inline TileRow const* row_in_parts(Problem const& problem) {
+// The kernel for sequences of few queries and of many, whose tiles of many may be in even parts (EvenParts): one that
+// computes tiles of few rows as kernels for these do, or, where the head dims have none, that for many.
+inline TileRow const* row_for_both(Problem const& problem) {
   TileRow const* const both = find_tile(problem.head_dim, problem.head_dim_v, TileUse::kMixed);
   TileRow const* const many = find_tile(problem.head_dim, problem.head_dim_v, TileUse::kRagged);
   // A tile for larger head dims holds these, too.
   bool const has_both = both != nullptr && many != nullptr && both->tile.head_dim == many->tile.head_dim &&
                         both->tile.head_dim_v == many->tile.head_dim_v;
-  if (has_both) { return both; }
-  return problem.batch == 1 ? many : nullptr;
+  return has_both ? both : many;
+}
+
+// Whether that kernel computes tiles of few rows in another way than those of many.
+inline bool computes_few_apart(Problem const& problem) {
+  TileRow const* const row = row_for_both(problem);
+  return row != nullptr && is_mixed(row->use);
 }
 
 // What chunks of equal work take beside a block's share of all, in units: of more columns of O there is more to merge
@@ -115,7 +120,7 @@ inline EvenParts even_parts(Problem const& problem, FewReaders const& readers) {
   even.many_queries = FastDivmod(even.queries_of_one);
   // Then no step is cut but of sequences that have one tile each.
   if (readers.of_parts == 0) { return even; }
-  TileConfig const& tile = row_in_parts(problem)->tile;
+  TileConfig const& tile = row_for_both(problem)->tile;
   even.many_ctas = readers.of_parts;
   even.many_queries = FastDivmod(tile_shape(tile, packed, false).queries);
   even.units_of_chunks = units_of_chunks(problem.head_dim_v);
@@ -163,12 +168,13 @@ inline bool tiles_are_even(Problem const& problem) {
 
 // Whether tiles of many queries may be in even parts: not where a call may have other queries than metadata know. The
 // kernels for softcap, whose tiles are as large as those of kRagged, may have them, too.
-inline bool may_part_many(KernelPlan const& kernel, Problem const& problem) {
+inline bool may_part_many(Plan const& plan, KernelPlan const& kernel, Problem const& problem) {
   bool const are_known = problem.ragged && problem.packed_q && !problem.seqused_q;
-  TileRow const* const row = row_in_parts(problem);
+  TileRow const* const row = row_for_both(problem);
   if (!are_known || row == nullptr || kernel.family != KernelFamily::kPrefill) { return false; }
   if (is_mixed(row->tile.calls)) { return is_mixed(kernel.tile.calls); }
-  return kernel.tile.rows == row->tile.rows && kernel.tile.keys == row->tile.keys;
+  bool const same_tile = kernel.tile.rows == row->tile.rows && kernel.tile.keys == row->tile.keys;
+  return same_tile && (plan.for_both || problem.batch == 1);
 }
 
 // Of `sequences`, counted for each head group, that all have the same work.
@@ -209,8 +215,8 @@ inline ScheduleParams schedule_params(Plan const& plan, KernelPlan const& kernel
   p.most_tiles = static_cast<int>(kernel.most_tiles / head_groups);
   p.most_units = static_cast<int>(kernel.most_units / head_groups);
   p.ctas_beside = kernel.leaves;
-  p.mixed = is_mixed(kernel.tile.calls);
-  p.parts_many = may_part_many(kernel, problem);
+  p.mixed = plan.for_both;
+  p.parts_many = may_part_many(plan, kernel, problem);
   int const least = kernel.family == KernelFamily::kDecode ? plan.readers_beside_prefill : plan.chunks_beside_decode;
   p.least_ctas = clamped(least, 1, kernel.ctas + kernel.leaves);
   p.prefill_at_par = plan.prefill_at_par;

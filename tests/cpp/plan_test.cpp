@@ -787,7 +787,7 @@ TEST_CASE(
        {Case{"a q of even sequences", 6, false, false, 0, 132, {false}},
         Case{"some of whose queries may not count", 6, false, true, 0, 132, {true, true}},
         Case{"packed, as many rows as all bounds together", 6, true, false, 3072, 132, {false}},
-        Case{"packed, one row less", 6, true, false, 3071, 132, {true, true}},
+        Case{"packed, one row less, which is one kernel's if the schedule may cut", 6, true, false, 3071, 132, {true}},
         Case{"long tiles that leave a fifth of the grid idle", 5, false, false, 0, 132, {true}},
         Case{"tiles of fewer rows, which shorter sequences could leave idle", 4, false, false, 0, 132, {true}},
         Case{"tiles that leave much of the grid idle", 1, false, false, 0, 100, {true}}}) {
@@ -1550,8 +1550,9 @@ TEST_CASE("readers_of_few: even parts of steps are asked for where some call may
   CHECK(ctas(166, 4, 128) == 0);
   CHECK(ctas(99, 4, 64) == 132);  // three
   CHECK(ctas(100, 4, 64) == 0);
-  CHECK(ctas(5, 1, 256) == 0);    // no kernel
-  CHECK(ctas(1, 1, 256) == 132);  // of one sequence that of its tiles
+  CHECK(ctas(33, 4, 256) == 132);  // one, since its kernel computes these as those of many
+  CHECK(ctas(34, 4, 256) == 0);
+  CHECK(ctas(1, 1, 256) == 132);
   // A call that makes its schedule itself knows which kernels it has.
   Problem p = step_of_classes(4000, 41, 2, 8192);
   p.has_metadata = false;
@@ -1917,9 +1918,80 @@ TEST_CASE("plan: no further kernels where few sequences can have few queries, on
     return plan(p, card(132)).kernels.size();
   };
   CHECK(kernels(8, 3433, 1000) == 1);
-  CHECK(kernels(8, 3433, 30'000) == 2);  // a decode kernel reads long ones faster
+  CHECK(kernels(8, 1999, 30'000) == 2);  // a decode kernel reads long ones faster
+  CHECK(kernels(8, 2000, 30'000) == 1);  // of which there are few, if most sequences have many queries
   CHECK(kernels(60, 3433, 1000) == 2);   // up to 57 sequences of one query
   CHECK(kernels(60, 57'000, 1000) == 1);
+}
+
+TEST_CASE(
+    "plan: one kernel where most sequences seem to be prompts, and the kernel for many where it takes few along") {
+  Problem p = ragged(900, 131'072, 256, 8);
+  p.heads_q = 16;
+  p.heads_k = 8;
+  p.keys = KeyLayout::kPaged;
+  p.mask.right = 0;
+  p.packed_q = true;
+  p.total_q = 2827;
+  p.num_splits = 0;
+  auto const changed = [&](auto const& change, testing::ForcedPlan const& forced = {}) {
+    Problem other = p;
+    change(other);
+    return testing::plan_with(other, card(132), forced);
+  };
+  auto const is_one = [&](auto const& change) {
+    Plan const made = changed(change);
+    CAPTURE(made.explain());
+    CHECK(made.for_both == (made.kernels.size() == 1));
+    CHECK(made.for_both == explains(made, "seem to"));
+    CHECK((!made.for_both || made.kernels.front().may_split));
+    return made.for_both;
+  };
+  auto const none = [](Problem&) {};
+  CHECK(is_one(none));
+  CHECK(changed(none).kernels.front().tile == find_tile(256, 256, TileUse::kRagged)->tile);
+  CHECK(explains(changed(none), "in even parts"));
+  for (int const head_dim : {96, 192}) {
+    CHECK(is_one([&](Problem& q) { q.head_dim = q.head_dim_v = head_dim; }));
+  }
+  // Those for both classes are for fewer tiles; that for many has chunks of equal work.
+  auto const of_128 = [](Problem& q) {
+    q.head_dim = q.head_dim_v = 128;
+    q.heads_q = 32;
+  };
+  CHECK(is_one(of_128));
+  CHECK(changed(of_128).kernels.front().tile == find_tile(128, 128, TileUse::kRagged)->tile);
+  CHECK_FALSE(explains(changed(of_128), "in even parts"));
+  Plan const capped = changed([](Problem& q) { q.softcap = 30.0F; });
+  CHECK((capped.for_both && capped.kernels.front().tile == find_tile(256, 256, TileUse::kCapped)->tile));
+  CHECK(is_one([](Problem& q) { q.total_q = 8 * 900 / 4; }));
+  CHECK_FALSE(is_one([](Problem& q) { q.total_q = 8 * 900 / 4 - 1; }));
+  auto const of_rows = [](int rows) {  // of q of a head group, two of them for each query
+    return [=](Problem& q) {
+      q.total_q = rows / 2;
+      q.seqlen_q = rows / 4;
+    };
+  };
+  CHECK(is_one(of_rows(6 * 132 * 128 / 8)));  // six rounds
+  CHECK_FALSE(is_one(of_rows(6 * 132 * 128 / 8 + 2)));
+  CHECK_FALSE(is_one([](Problem& q) { q.seqused_q = true; }));  // rows may count for none
+  CHECK_FALSE(is_one([](Problem& q) { q.num_splits = 3; }));
+  CHECK(changed([](Problem& q) { q.batch_invariant = true; }).kernels.size() > 1);
+  CHECK(changed(none, {.num_splits = 2}).kernels.size() > 1);
+
+  // Few of both, whatever there may be most of.
+  auto const beside = [](int batch, int prompts) {
+    return [=](Problem& q) {
+      q.heads_q = 8;
+      q.heads_k = 1;
+      q.batch = batch;
+      q.total_q = batch + prompts;
+      q.seqlen_q = 100'000;
+    };
+  };
+  CHECK(is_one(beside(39, 66 * 16)));  // three tenths of a round of tiles of few queries, half a one of 16 queries each
+  CHECK_FALSE(is_one(beside(40, 66 * 16)));
+  CHECK_FALSE(is_one(beside(39, 66 * 16 + 1)));
 }
 
 TEST_CASE("plan: more units than can be counted are not cut") {

@@ -1277,6 +1277,40 @@ TEST_CASE("schedule: tiles of fewer rows than metadata count are cut, and every 
   CHECK(seen.mixed_by_number > 10);
 }
 
+TEST_CASE("schedule: a kernel for many queries takes those of few along, and every key block is computed once") {
+  Random random(41);
+  Seen seen;
+  int in_chunks = 0, in_even_parts = 0, whole = 0;
+  for (int i = 0; i < 600; ++i) {
+    Request r;
+    r.head_dim = one_of<int>(random, {96, 128, 192, 256});
+    r.heads_k = one_of<int>(random, {1, 2, 8});
+    r.heads_q = r.heads_k * one_of<int>(random, {1, 2, 5, 8});
+    r.options.num_splits = 0;
+    r.options.causal = pick(random, 0, 3) > 0;
+    r.slack_k = pick(random, 0, 1) * 100'000;
+    r.sm_count = one_of<int>(random, {132, 132, 114, 40});
+    for (int prompts = pick(random, 1, 7); prompts > 0; --prompts) {
+      int const q = pick(random, 60, 700);
+      r.lengths.push_back({q, q + pick(random, 0, 1) * pick(random, 0, 9000)});
+    }
+    for (int few = pick(random, 0, 6); few > 0; --few) {
+      r.lengths.push_back({pick(random, 0, 4), pick(random, 0, 20'000)});
+    }
+    std::shuffle(r.lengths.begin(), r.lengths.end(), random);
+    check_call(r, i, random, seen);
+    Call call;
+    make_call(r, call);
+    KernelPlan const& kernel = call.plan.kernels.front();
+    if (!call.plan.for_both || is_mixed(kernel.tile.calls)) { continue; }
+    Schedule const schedule(schedule_of(call, kernel));
+    (schedule.numbers().even_parts() ? in_even_parts : schedule.by_units() ? in_chunks : whole) += 1;
+  }
+  CHECK(in_chunks > 50);
+  CHECK(in_even_parts > 50);
+  CHECK(whole > 10);
+}
+
 TEST_CASE(
     "FewAlone: where memory has more to do than a tile of a prompt takes, half of the CTAs have tiles of each class") {
   struct Step {
@@ -2561,7 +2595,7 @@ TEST_CASE("schedule: damaged metadata leads to no place outside, no slot outside
   Random random(3);
   std::int64_t items = 0;
   int by_clusters = 0, drawn = 0, by_units = 0;  // where the schedule decides
-  int mixed = 0, mixed_many = 0;
+  int mixed = 0, mixed_many = 0, along = 0;
   for (int i = 0; i < 900; ++i) {
     Request request = random_request(random);
     request.alike = false;
@@ -2574,6 +2608,15 @@ TEST_CASE("schedule: damaged metadata leads to no place outside, no slot outside
       request.forced_cluster = request.forced_splits = 0;
       request.options.num_splits = 0;
       request.options.batch_invariant = false;
+    }
+    if (i % 8 == 3) {  // a kernel for many queries that takes few along
+      request = {};
+      request.head_dim = one_of<int>(random, {96, 128, 192, 256});
+      request.slack_k = 20'000;
+      request.options.num_splits = 0;
+      request.options.causal = true;
+      for (int prompts = pick(random, 2, 8); prompts > 0; --prompts) { request.lengths.push_back({500, 2000}); }
+      for (int few = pick(random, 0, 3); few > 0; --few) { request.lengths.push_back({1, pick(random, 1, 9000)}); }
     }
     if (i % 4 == 1) {  // a kernel for both classes, and that of many sequences
       bool const many = i % 8 == 1;
@@ -2606,6 +2649,7 @@ TEST_CASE("schedule: damaged metadata leads to no place outside, no slot outside
       if (kernel.most_units > 200'000) { continue; }
       mixed += is_mixed(kernel.tile.calls);
       mixed_many += kernel.tile.calls == Calls::kMixedMany;
+      along += call.plan.for_both && !is_mixed(kernel.tile.calls);
       std::vector<Done> done;
       WorkFrom const from = kernel.family == KernelFamily::kDecode ? work_of(params) : WorkFrom::kSchedule;
       if (params.cluster.by_schedule) {
@@ -2661,6 +2705,7 @@ TEST_CASE("schedule: damaged metadata leads to no place outside, no slot outside
   CHECK(by_units > 20);
   CHECK(mixed > 50);
   CHECK(mixed_many > 30);
+  CHECK(along > 30);
 }
 
 TEST_CASE("schedule: more units than can be counted are taken as whole tiles") {

@@ -386,12 +386,13 @@ def plan_of(dims: tuple[int, int], heads: tuple[int, int], **bounds: Any) -> tup
     return plan, max(packed for packed in range(1, 65) if ratio % packed == 0)
 
 
-MIXED_ROUNDS = {64: 3, 128: 5}  # by head dim, of tiles of few queries, for which calls may have one kernel
+# By head dim, of tiles of few queries, for which calls may have one kernel; of others 1, in that for many queries.
+MIXED_ROUNDS = {64: 3, 128: 5}
 
 
 def call_of(batch: int, head_dim: int, head_dim_v: int, heads_q: int, heads_k: int) -> Call:
     """Blocks as the plan of a call of one query each says whose lengths may be long, and that of a step with a prompt, if
-    both have one kernel; of one sequence without such a kernel those of the one for many queries.
+    both have one kernel; without such a kernel those of the one for many queries.
     """
     bounds = {"batch": batch, "max_seqlen_q": 1, "max_seqlen_k": 1 << 20, "total_q": batch, "num_splits": 0}
     plan, packed = plan_of((head_dim, head_dim_v), (heads_q, heads_k), **bounds)
@@ -400,11 +401,12 @@ def call_of(batch: int, head_dim: int, head_dim_v: int, heads_q: int, heads_k: i
     said = re.search(r"^tile: prefill (\d+) rows", "\n".join(step.reasons), re.MULTILINE)
     groups, of_one = heads_q // packed, 64 // packed
     mixed = any("one: it computes tiles of up to" in reason for reason in step.reasons) and said is not None
-    if batch == 1 and not mixed:
+    few_enough = batch * groups <= MIXED_ROUNDS.get(head_dim, 1) * BLOCKS_OF_MANY
+    if few_enough and not mixed:
         counted = shapes_of(head_dim, head_dim_v, heads_q, heads_k, False).prefill.queries
         chunks = UNITS_OF_WIDE_CHUNKS if head_dim_v > 192 else UNITS_OF_CHUNKS
         return Call(plan.ctas, groups, of_one, BLOCKS_OF_MANY, counted, Fraction(1), chunks)
-    if not mixed or batch * groups > MIXED_ROUNDS[head_dim] * BLOCKS_OF_MANY:
+    if not few_enough:
         return Call(plan.ctas, groups, of_one, many_queries=of_one)
     return Call(plan.ctas, groups, of_one, BLOCKS_OF_MANY, of_one * (int(said[1]) // 64))
 
@@ -417,7 +419,7 @@ def shapes_of(head_dim: int, head_dim_v: int, heads_q: int, heads_k: int, batch_
     """Tiles as the plan of a call names them that may have sequences of both kinds, with softcap, so that each kind has
     a kernel.
     """
-    bounds = {"batch": 8, "max_seqlen_q": 1000, "max_seqlen_k": 100_000, "total_q": 2000, "softcap": 30.0}
+    bounds = {"batch": 200, "max_seqlen_q": 1000, "max_seqlen_k": 100_000, "total_q": 2000, "softcap": 30.0}
     plan, packed = plan_of((head_dim, head_dim_v), (heads_q, heads_k), batch_invariant=batch_invariant, **bounds)
     text = "\n".join(plan.reasons)
 

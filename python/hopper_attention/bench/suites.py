@@ -5,11 +5,11 @@
 from __future__ import annotations
 
 import dataclasses
-import random
 from collections.abc import Callable
 from typing import Any
 
 from hopper_attention.bench.case import Case, Within
+from hopper_attention.bench.lengths import ragged_lengths, skewed_lengths, squared_lengths
 
 GRID_TOKENS = 16384
 GRID_HIDDEN = 2048
@@ -131,28 +131,23 @@ def steps() -> list[Case]:
         "8k on 8k, 64 x 1 on 4k": ((8192, 8192), *singles(64, 4096)),
         "512 on 2k, 8k and 16k": ((512, 2048), (512, 8192), (512, 16384)),
     }
+    # Of models with large heads, and a bound on keys that says nothing.
+    of_large = {
+        "8 prompts of 37 to 900": tuple((n, n) for n in (37, 90, 150, 220, 310, 480, 640, 900)),
+        "3 prompts of 200 to 800, 1 on 6k": ((200, 200), (450, 450), (800, 800), (1, 6144)),
+        "100 on 100, 16 x 1 on 1k": ((100, 100), *singles(16, 1024)),
+        "512 on 4k, 64 x 1 on 2k": ((512, 4096), *singles(64, 2048)),
+    }
+    groups = [(heads, sequences, 0) for heads in ((8, 1, 128), (32, 8, 128), (8, 1, 64))]
+    groups += [(heads, of_large, ROOM) for heads in ((8, 1, 256), (16, 8, 256), (16, 16, 192), (32, 8, 128))]
     return [
-        Case(suite, f"{name}, {heads_q}/{heads_k}, d{head_dim}", len(lengths), max(q for q, _ in lengths),
-             max(k for _, k in lengths), heads_q, heads_k, head_dim, call="varlen", page_size=16, goal=1.00,
-             queries=tuple(q for q, _ in lengths), lengths=tuple(k for _, k in lengths), seconds=0.2)
-        for heads_q, heads_k, head_dim in ((8, 1, 128), (32, 8, 128), (8, 1, 64))
-        for name, lengths in sequences.items()
+        Case(suite, f"{name}, {heads_q}/{heads_k}, d{head_dim}" + (f", room {count(room)}" if room else ""),
+             len(lengths), max(q for q, _ in lengths), max(k for _, k in lengths), heads_q, heads_k, head_dim,
+             call="varlen", page_size=16, room=room, goal=1.00, seconds=0.2,
+             queries=tuple(q for q, _ in lengths), lengths=tuple(k for _, k in lengths))
+        for (heads_q, heads_k, head_dim), of_heads, room in groups
+        for name, lengths in of_heads.items()
     ]  # fmt: skip
-
-
-def skewed_lengths(batch: int, shortest: int, longest: int, seed: int) -> tuple[int, ...]:
-    """Lengths with even logarithms, both ends included, in random order."""
-    ratio = longest / shortest
-    found = [round(shortest * ratio ** (i / (batch - 1))) for i in range(batch)]
-    random.Random(seed).shuffle(found)
-    return tuple(found)
-
-
-def ragged_lengths(batch: int, shortest: int, longest: int, seed: int) -> tuple[int, ...]:
-    """Evenly spaced lengths, both ends included, in random order."""
-    found = [shortest + round((longest - shortest) * i / (batch - 1)) for i in range(batch)]
-    random.Random(seed).shuffle(found)
-    return tuple(found)
 
 
 def varlen_case(suite: str, name: str, lengths: tuple[int, ...], heads_q: int, heads_k: int, **given: Any) -> Case:
@@ -356,12 +351,6 @@ def batches() -> list[Case]:
             shape = (batch, keys, heads_q, heads_k, head_dim)
             cases.append(decode_case(*shape, seqlen_q=queries, goal=1.0, **given))
     return [dataclasses.replace(case, suite="batches") for case in cases]
-
-
-def squared_lengths(batch: int, longest: int, seed: int) -> tuple[int, ...]:
-    """Random lengths of up to `longest`, most of them short: a square of what is spread evenly."""
-    r = random.Random(seed)
-    return tuple(max(64, int(longest * r.random() ** 2)) for _ in range(batch))
 
 
 ROOM = 131072
