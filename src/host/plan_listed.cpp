@@ -263,8 +263,7 @@ TileRow const* row_that_may_mix(PlanRequest const& request) {
     return special_row(request, by_number ? TileUse::kMixedMany : TileUse::kMixed);
   }
   bool const may = !problem.batch_invariant && !request.forces_splits() && !request.forces_tile();
-  bool const has_both = problem.packed_q && !problem.seqused_q && problem.batch > 1;
-  return may && has_both ? &request.tile_row(request.many_use()) : nullptr;
+  return may ? &request.tile_row(request.many_use()) : nullptr;
 }
 
 // The kernel for prompts and single queries, where two of them would wait for each other longer than it is slower than
@@ -286,7 +285,8 @@ TileRow const* mixed_row(PlanRequest const& request) {
   bool const one_round = request.full_tiles(row->tile) <= request.device.sm_count;
   if (problem.batch == 1 && !(may_part && one_round)) { return nullptr; }
   if (!is_mixed(row->use)) {
-    if (queries_are_known(problem)) { return nullptr; }
+    bool const may_have_few = problem.batch > 1 && problem.packed_q && !problem.seqused_q;
+    if (!may_have_few || queries_are_known(problem)) { return nullptr; }
     if (are_mostly_prompts(request)) { return row; }
   }
   return few <= most.few && many <= most.many ? row : nullptr;
@@ -379,8 +379,8 @@ bool may_be_mixed(PlanRequest const& request) {
   constexpr double kMostRoundsOfPrompts = 1;
   bool const apart = computes_few_apart(request.problem);
   double const rounds = apart ? mixed_rounds(request).few : kMostRoundsOfPrompts;
-  bool const has_row = row_that_may_mix(request) != nullptr || (!apart && request.problem.batch == 1);
-  return has_row && static_cast<double>(request.tiles_of_few()) <= rounds * request.device.sm_count;
+  bool const few_enough = static_cast<double>(request.tiles_of_few()) <= rounds * request.device.sm_count;
+  return few_enough && row_that_may_mix(request) != nullptr;
 }
 
 bool cuts_step_evenly(PlanRequest const& request) {

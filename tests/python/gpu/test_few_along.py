@@ -34,8 +34,8 @@ def step(why: str, **given) -> Batch:
 
 
 def takes_along(case: Batch) -> bool:
-    plan = plan_of(case)
-    return "seem to" in plan.explain() and len(plan.kernels) == 1
+    text = plan_of(case).explain()
+    return "seem to" in text and "decode kernel" not in text
 
 
 @pytest.mark.parametrize("why", STEPS)
@@ -52,7 +52,7 @@ def test_one_kernel_takes_all(kernel, why):
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_many_tiles_of_head_dims_that_have_a_kernel_for_both(head_dim):
     """More of them than that kernel is for, also beside a single query on many keys, which is cut."""
-    prompts = tuple((n, n) for n in (1500, 900, 700, 1800))
+    prompts = tuple((n, n) for n in (1200, 700, 600, 1500))
     for more in ((), ((1, 14_000),), ((1, 0), (2, 3000))):
         case = several("more tiles", (*prompts, *more), head_dim=head_dim, heads_q=32, heads_k=8, num_splits=0)
         case = main_dims(case.but(keys="paged", page_size=16, causal=True, room_k=131_072))
