@@ -20,7 +20,7 @@ def test_a_seed_gives_the_same_calls(tool):
     found = tool.calls(3, 160)
     assert found == tool.calls(3, 160)
     assert found != tool.calls(4, 160)
-    assert {kind for kind, _ in found} == set(tool.KINDS)
+    assert {kind for kind, _ in found} == set(tool.TURNS) == set(tool.KINDS) - {"arrivals"}
     assert [case for kind, case in found if kind == "mixed"] == [case for _, case in tool.calls(3, 160, ("mixed",))]
 
 
@@ -36,6 +36,14 @@ def test_calls_are_valid_and_of_bounded_size(tool):
             assert case.page_size > 0 and len(set(case.q_lengths)) > 1
         if kind == "decode":
             assert max(case.q_lengths) <= 8
+
+
+def test_steps_of_few_sequences_are_asked_for_by_name(tool):
+    found = [case for _, case in tool.calls(2, 200, ("arrivals",))]
+    assert len(found) > 150
+    singles = [sum(q == 1 for q in case.q_lengths) for case in found]
+    assert set(singles) == {0, 1, 2, 3} and all(case.batch > few for case, few in zip(found, singles, strict=True))
+    assert {case.head_dim for case in found} == {64, 96, 128, 192, 256}
 
 
 def test_rows_of_query(tool):

@@ -11,6 +11,7 @@ import pytest
 
 from hopper_attention.bench import host, record, suites, traffic
 from hopper_attention.bench.case import CALLS, Case
+from hopper_attention.bench.lengths import ragged_lengths, skewed_lengths
 
 ALL = suites.select("all", None) + host.CASES + traffic.CASES
 
@@ -98,9 +99,9 @@ def test_select_reports_what_is_wrong_with_an_expression(expression):
 
 
 def test_lengths_have_both_ends_and_do_not_change():
-    assert sorted(suites.skewed_lengths(16, 1, 8192, 0))[::15] == [1, 8192]
-    assert sorted(suites.ragged_lengths(32, 512, 8192, 0))[::31] == [512, 8192]
-    assert suites.ragged_lengths(32, 512, 8192, 0) == suites.ragged_lengths(32, 512, 8192, 0)
+    assert sorted(skewed_lengths(16, 1, 8192, 0))[::15] == [1, 8192]
+    assert sorted(ragged_lengths(32, 512, 8192, 0))[::31] == [512, 8192]
+    assert ragged_lengths(32, 512, 8192, 0) == ragged_lengths(32, 512, 8192, 0)
 
 
 def test_the_command_line_imports_nothing_that_may_be_missing():
