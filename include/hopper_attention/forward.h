@@ -149,7 +149,7 @@ struct Plan {
   FewReaders readers;             // for the kernel that makes it
   bool fixed_splits = false;      // splits depend on a sequence alone (batch_invariant)
   bool forces_splits = false;     // by units also where whole tiles fill the grid
-  bool for_both = false;          // the kernel takes sequences of few queries and of many, and may cut both
+  bool for_both = false;          // one kernel for many queries takes sequences of few, too, whatever these are
   bool decode_first = false;      // of two kernels, on a part of the SMs; otherwise prefill, which leaves it SMs if cut
   int readers_beside_prefill = 0;   // thread blocks of decode that read as fast as all
   int chunks_beside_decode = 0;     // of prefill in front of decode, so many at least

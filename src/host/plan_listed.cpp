@@ -239,19 +239,25 @@ bool are_keys_few(PlanRequest const& request) {
   return request.blocks_of_tile(request.tile_row(request.decode_use()).tile) <= kFewBlocksOfStep;
 }
 
+// Whether one kernel for many queries may take what is meant for two.
+bool may_be_for_both(PlanRequest const& request) {
+  return !request.problem.batch_invariant && !request.forces_splits() && !request.forces_tile();
+}
+
 // Whether a step of a few rounds of tiles of prompts has so many rows that most sequences seem to be prompts: a quarter
-// of those that there could be. Of a step without others, kernels for few queries take 8 to 13 us to find that out, and
-// a kernel for many is faster than two up to that bound, also where some sequences have few (docs/performance-notes.md,
-// step 289).
+// of those that there could be, and in the mean more than a tile for few queries holds. Of a step without others,
+// kernels for few queries take 8 to 13 us to find that out, and a kernel for many is faster than two up to that bound,
+// also where some sequences have few (docs/performance-notes.md, step 289).
 bool are_mostly_prompts(PlanRequest const& request) {
   constexpr std::int64_t kMostRounds = 6;
   Problem const& problem = request.problem;
   bool const is_known = problem.ragged && problem.packed_q && !problem.seqused_q && problem.num_splits == 0;
-  bool const may = !problem.batch_invariant && !request.forces_splits() && !request.forces_tile();
-  if (!is_known || !may || problem.batch == 1) { return false; }
+  if (!is_known || !may_be_for_both(request) || problem.batch == 1) { return false; }
   bool const is_short =
       request.full_tiles(request.tile_row(request.many_use()).tile) <= kMostRounds * request.device.sm_count;
-  return is_short && 4 * problem.total_q >= std::int64_t{problem.batch} * problem.seqlen_q;
+  std::int64_t const batch = problem.batch;
+  return is_short && 4 * problem.total_q >= batch * problem.seqlen_q &&
+         problem.total_q * request.scheduled_packing() > batch * kSlabRows;
 }
 
 // The kernel that may be taken for both classes: nullptr if there is none. Of more tiles of few queries than SMs, a
@@ -262,8 +268,7 @@ TileRow const* row_that_may_mix(PlanRequest const& request) {
     bool const by_number = problem.batch > kLanes && request.tiles_of_few() > request.device.sm_count;
     return special_row(request, by_number ? TileUse::kMixedMany : TileUse::kMixed);
   }
-  bool const may = !problem.batch_invariant && !request.forces_splits() && !request.forces_tile();
-  return may ? &request.tile_row(request.many_use()) : nullptr;
+  return may_be_for_both(request) ? &request.tile_row(request.many_use()) : nullptr;
 }
 
 // The kernel for prompts and single queries, where two of them would wait for each other longer than it is slower than
@@ -402,12 +407,14 @@ void plan_listed(PlanRequest const& request, Plan& plan, PrefillChoice const& ch
     add_decode_kernels(request, plan, splits && !one_split && (forced || !whole_tiles_suffice(request)));
   } else {
     TileRow const* const mixed = mixed_row(request);
-    if (mixed != nullptr) { prefill = {mixed->use, may_cut_mixed(request, *mixed)}; }
-    bool const by_two =
+    bool const cuts = mixed != nullptr && may_cut_mixed(request, *mixed);
+    // Whole tiles of a kernel for many queries alone are those of other calls.
+    if (mixed != nullptr && (cuts || is_mixed(mixed->use))) { prefill = {mixed->use, cuts}; }
+    bool const wants_another =
         request.problem.ragged && splits && mixed == nullptr &&
         (plan.fixed_splits || (!queries_are_known(request.problem) && !takes_few_queries_along(request, prefill)));
-    bool const beside_decode = by_two && !are_mostly_prompts(request);
-    plan.for_both = mixed != nullptr || (by_two && !beside_decode);
+    bool const beside_decode = wants_another && !are_mostly_prompts(request);
+    plan.for_both = mixed != nullptr || (wants_another && !beside_decode);
     KernelPlan const& kernel = choose_kernel(request, plan, prefill.use, prefill.may_split);
     if (!beside_decode) { explain_grid(plan, kernel); }
     if (splits && !beside_decode) {

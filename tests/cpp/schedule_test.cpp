@@ -1283,7 +1283,9 @@ TEST_CASE("schedule: a kernel for many queries takes those of few along, and eve
   int in_chunks = 0, in_even_parts = 0, whole = 0;
   for (int i = 0; i < 600; ++i) {
     Request r;
-    r.head_dim = one_of<int>(random, {96, 128, 192, 256});
+    r.head_dim = one_of<int>(random, {64, 72, 96, 128, 192, 256});
+    r.options.softcap = pick(random, 0, 2) == 0 ? 30.0F : 0.0F;
+    r.options.sm_margin = pick(random, 0, 3) == 0 ? 30 : 0;
     r.heads_k = one_of<int>(random, {1, 2, 8});
     r.heads_q = r.heads_k * one_of<int>(random, {1, 2, 5, 8});
     r.options.num_splits = 0;
