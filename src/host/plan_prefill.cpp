@@ -178,14 +178,10 @@ PrefillChoice choose_equal_parts(PlanRequest const& request, PrefillChoice const
   return best;
 }
 
-// The row of another tile than the usual one, for the same head dims: nullptr if there is none, or it is not to be
-// taken.
+// The row of another tile than the usual one: nullptr if there is none, or it is not to be taken.
 TileRow const* other_row(PlanRequest const& request, TileUse use) {
-  Problem const& problem = request.problem;
-  TileConfig const& usual = request.tile_row(TileUse::kRagged).tile;
-  TileRow const* const row = find_tile(problem.head_dim, problem.head_dim_v, use);
-  bool const fits = row != nullptr && row->tile.head_dim == usual.head_dim && row->tile.head_dim_v == usual.head_dim_v;
-  bool const taken = fits && problem.softcap == 0.0F && !request.forces_splits();
+  TileRow const* const row = row_of_use(request.problem, use);
+  bool const taken = row != nullptr && request.problem.softcap == 0.0F && !request.forces_splits();
   return taken && request.allows(row->tile) ? row : nullptr;
 }
 

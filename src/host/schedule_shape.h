@@ -92,15 +92,20 @@ constexpr TileShape tile_shape(TileConfig const& tile, int packed_heads, bool fi
           decode && !fixed_splits ? kLeastUnitsOfFewQueries : 1, decode || fixed_splits ? 0 : units_of_ends(tile)};
 }
 
+// The row of a use that not all head dims have: nullptr where only a tile for larger ones holds them.
+inline TileRow const* row_of_use(Problem const& problem, TileUse use) {
+  TileRow const* const row = find_tile(problem.head_dim, problem.head_dim_v, use);
+  TileRow const* const usual = find_tile(problem.head_dim, problem.head_dim_v, TileUse::kRagged);
+  bool const fits = row != nullptr && usual != nullptr && row->tile.head_dim == usual->tile.head_dim &&
+                    row->tile.head_dim_v == usual->tile.head_dim_v;
+  return fits ? row : nullptr;
+}
+
 // The kernel for sequences of few queries and of many, whose tiles of many may be in even parts (EvenParts): one that
 // computes tiles of few rows as kernels for these do, or, where the head dims have none, that for many.
 inline TileRow const* row_for_both(Problem const& problem) {
-  TileRow const* const both = find_tile(problem.head_dim, problem.head_dim_v, TileUse::kMixed);
-  TileRow const* const many = find_tile(problem.head_dim, problem.head_dim_v, TileUse::kRagged);
-  // A tile for larger head dims holds these, too.
-  bool const has_both = both != nullptr && many != nullptr && both->tile.head_dim == many->tile.head_dim &&
-                        both->tile.head_dim_v == many->tile.head_dim_v;
-  return has_both ? both : many;
+  TileRow const* const both = row_of_use(problem, TileUse::kMixed);
+  return both != nullptr ? both : find_tile(problem.head_dim, problem.head_dim_v, TileUse::kRagged);
 }
 
 // Whether that kernel computes tiles of few rows in another way than those of many.

@@ -564,6 +564,13 @@ struct Part {
   int slot;
 };
 
+// Whether each part has as many blocks as the others, or one more.
+bool are_equal(std::vector<Part> const& parts) {
+  auto const blocks = [](Part const& part) { return part.end - part.begin; };
+  auto const [least, most] = std::ranges::minmax(parts, {}, blocks);
+  return blocks(most) <= blocks(least) + 1;
+}
+
 std::map<TileName, std::vector<Part>> parts_of_tiles(AttentionParams const& params, std::vector<Done> const& done) {
   std::map<TileName, std::vector<Part>> tiles;
   for (Done const& d : done) {
@@ -1089,9 +1096,7 @@ std::string call_fault(Call& call, Random& random, Seen& seen) {
     }
     for (auto const& [name, parts] : tiles) {
       ++(parts.size() > 1 ? seen.in_equal_parts : seen.whole_instead);
-      auto const blocks = [](Part const& part) { return part.end - part.begin; };
-      auto const [least, most] = std::ranges::minmax(parts, {}, blocks);
-      if (blocks(most) > blocks(least) + 1) { return "parts of a tile that are not equal"; }
+      if (!are_equal(parts)) { return "parts of a tile that are not equal"; }
     }
     if (fault.empty()) { fault = slot_fault(done); }
     return fault.empty() ? combine_fault(call, kernel, tiles) : fault;
@@ -1943,11 +1948,7 @@ TEST_CASE(
     int const behind = several ? longest_whole : 0;
     CHECK(longest <= std::max(share + kMostAboveShare + behind, kLeastUnits));
     hardly_above += longest <= std::max(share + kMostlyAboveShare + behind, kLeastUnits);
-    for (auto const& [name, parts] : parts_of_tiles(params, done)) {
-      auto const [least, most] = std::minmax_element(
-          parts.begin(), parts.end(), [](Part const& a, Part const& b) { return a.end - a.begin < b.end - b.begin; });
-      CHECK(most->end - most->begin <= least->end - least->begin + 1);
-    }
+    for (auto const& [name, parts] : parts_of_tiles(params, done)) { CHECK(are_equal(parts)); }
     // Where each CTA has one part, a grid of some fewer does not take two parts at a time.
     for (int const fewer : {1, 8}) {
       if (several) { break; }
@@ -2023,9 +2024,7 @@ TEST_CASE("schedule: a kernel for both classes cuts long tiles each by itself, a
     int longest_whole = 0;  // of few queries
     int shortest_cut = 1 << 30;
     for (auto const& [name, parts] : tiles) {
-      auto const [least, most] = std::minmax_element(
-          parts.begin(), parts.end(), [](Part const& a, Part const& b) { return a.end - a.begin < b.end - b.begin; });
-      CHECK(most->end - most->begin <= least->end - least->begin + 1);
+      CHECK(are_equal(parts));
       if (sequence_at(call.sequences, std::get<0>(name)).len.q > 1) { continue; }
       int blocks = 0;
       for (Part const& part : parts) { blocks += part.end - part.begin; }
@@ -2093,10 +2092,8 @@ TEST_CASE("schedule: the tiles of one sequence are cut each by itself where a ca
     REQUIRE(even_parts_fault(schedule, schedule.chunks(), done) == "");
     std::size_t const count = tiles.begin()->second.size();
     for (auto const& [name, parts] : tiles) {
-      auto const [least, most] = std::minmax_element(
-          parts.begin(), parts.end(), [](Part const& a, Part const& b) { return a.end - a.begin < b.end - b.begin; });
       CHECK(parts.size() == count);
-      CHECK(most->end - most->begin <= least->end - least->begin + 1);
+      CHECK(are_equal(parts));
     }
     ++(count > 1 ? cut[r.head_dim] : whole);
     // Of a call that may have other queries than metadata know, which counts units.
