@@ -1,6 +1,6 @@
 // Problem + device facts -> Plan. Pure: no pointers, no CUDA calls. Decides how the tiles of a call are shared out;
-// plan_dense.cpp, plan_clusters.cpp, plan_several.cpp, plan_prefill.cpp, plan_pairs.cpp, plan_classes.cpp and
-// plan_listed.cpp plan the rest.
+// plan_dense.cpp, plan_clusters.cpp, plan_several.cpp, plan_prefill.cpp, plan_pairs.cpp, plan_classes.cpp,
+// plan_both.cpp and plan_listed.cpp plan the rest.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>

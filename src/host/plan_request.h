@@ -198,16 +198,29 @@ struct ClassesChoice {
 std::optional<ClassesChoice> choose_classes(PlanRequest const& request);
 void plan_classes(PlanRequest const& request, Plan& plan, ClassesChoice const& choice);
 
-// plan_listed.cpp: a schedule shares the tiles out.
-// Whether packed q and k have just the rows of sequences that are all as long as they may be, and no tile is to be cut:
-// then a schedule has nothing to find out. Sequences may still be shorter, and rows count for none.
-bool lengths_are_known(PlanRequest const& request);
-bool whole_tiles_suffice(PlanRequest const& request);
+// plan_both.cpp: one kernel for sequences of few queries and of many.
+// The kernel for prompts and single queries, where two of them would wait for each other longer than it is slower than
+// they are: nullptr if it is not to be taken. Prompts have all queries but one of each sequence. Calls with a bound on
+// parts keep two kernels.
+TileRow const* mixed_row(PlanRequest const& request);
+// Whether a tile may be so long that the schedule wants to cut it, whose units are blocks of kRagged.
+bool may_cut_mixed(PlanRequest const& request, TileRow const& mixed);
+// Whether a step of a few rounds of tiles of prompts has so many rows that most sequences seem to be prompts: a quarter
+// of those that there could be, and in the mean more than a tile for few queries holds. Of a step without others,
+// kernels for few queries take 8 to 13 us to find that out, and a kernel for many is faster than two up to that bound,
+// also where some sequences have few (docs/performance-notes.md, step 289).
+bool are_mostly_prompts(PlanRequest const& request);
 // Whether a step of so many sequences may have the kernel for both classes, whatever its prompts are.
 bool may_be_mixed(PlanRequest const& request);
 // Whether metadata are there, which cut each long tile by itself, for a step of prompts beside sequences of few queries
 // that may have such tiles: one kernel takes both then, and nothing is shared out by bounds.
 bool cuts_step_evenly(PlanRequest const& request);
+
+// plan_listed.cpp: a schedule shares the tiles out.
+// Whether packed q and k have just the rows of sequences that are all as long as they may be, and no tile is to be cut:
+// then a schedule has nothing to find out. Sequences may still be shorter, and rows count for none.
+bool lengths_are_known(PlanRequest const& request);
+bool whole_tiles_suffice(PlanRequest const& request);
 void plan_listed(PlanRequest const& request, Plan& plan, PrefillChoice const& prefill);
 
 // Packing, workspace and one kernel of a plan that is not dense. choose_kernel leaves it to the caller to explain the

@@ -131,7 +131,7 @@ def steps() -> list[Case]:
         "8k on 8k, 64 x 1 on 4k": ((8192, 8192), *singles(64, 4096)),
         "512 on 2k, 8k and 16k": ((512, 2048), (512, 8192), (512, 16384)),
     }
-    # Of models with large heads, and a bound on keys that says nothing.
+    # Of models with large heads, and of one with 128, behind a bound on keys that says nothing.
     of_large = {
         "8 prompts of 37 to 900": tuple((n, n) for n in (37, 90, 150, 220, 310, 480, 640, 900)),
         "3 prompts of 200 to 800, 1 on 6k": ((200, 200), (450, 450), (800, 800), (1, 6144)),
