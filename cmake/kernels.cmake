@@ -1,9 +1,10 @@
 # The kernel objects, and the CUDA runtime that they and the host code link statically.
 include(cuda_compiler)
 
-list(APPEND kernel_sources ${CMAKE_CURRENT_SOURCE_DIR}/src/instantiations/combine.cu)
-list(APPEND kernel_sources ${CMAKE_CURRENT_SOURCE_DIR}/src/instantiations/append.cu)
-list(APPEND kernel_sources ${CMAKE_CURRENT_SOURCE_DIR}/src/instantiations/schedule.cu)
+# In front of the long files, which end in pairs of equal length.
+list(PREPEND kernel_sources ${CMAKE_CURRENT_SOURCE_DIR}/src/instantiations/combine.cu)
+list(PREPEND kernel_sources ${CMAKE_CURRENT_SOURCE_DIR}/src/instantiations/append.cu)
+list(PREPEND kernel_sources ${CMAKE_CURRENT_SOURCE_DIR}/src/instantiations/schedule.cu)
 add_library(hopper_attention_kernels OBJECT ${kernel_sources})
 target_include_directories(hopper_attention_kernels PRIVATE include src)
 target_include_directories(hopper_attention_kernels SYSTEM PRIVATE ${cutlass_include})
@@ -11,12 +12,14 @@ target_compile_features(hopper_attention_kernels PRIVATE cuda_std_20)
 # Without the GDC define, the waits of dependent launches compile to nothing.
 target_compile_definitions(hopper_attention_kernels PRIVATE CUTLASS_ENABLE_GDC_FOR_SM90 NDEBUG)
 target_compile_options(hopper_attention_kernels PRIVATE
-  -O3 --expt-relaxed-constexpr --expt-extended-lambda
+  -O3 --expt-relaxed-constexpr
   -Xcompiler=-fvisibility=hidden
   -Xptxas=-v)
 set_target_properties(hopper_attention_kernels PROPERTIES
   CUDA_ARCHITECTURES 90a-real
   CUDA_SEPARABLE_COMPILATION OFF
+  UNITY_BUILD ON  # of CUDA sources by CMake 3.31 and newer; the groups stand in instantiations.cmake
+  UNITY_BUILD_MODE GROUP
   # wgmma serialisation is only an informational note to ptxas; the gate makes it an error.
   CUDA_COMPILER_LAUNCHER "${Python_EXECUTABLE};${CMAKE_CURRENT_SOURCE_DIR}/cmake/ptxas_gate.py;${CMAKE_CURRENT_BINARY_DIR}/ptxas"
   JOB_POOL_COMPILE kernels)
@@ -36,5 +39,4 @@ else()
   endif()
 endif()
 set_property(GLOBAL APPEND PROPERTY JOB_POOLS kernels=${kernel_jobs})
-list(LENGTH kernel_sources kernel_files)
-message(STATUS "Kernels: ${kernel_files} files, ${kernel_jobs} at a time, ${CMAKE_CUDA_COMPILER} ${CMAKE_CUDA_COMPILER_VERSION}")
+message(STATUS "Kernels: ${kernel_jobs} files at a time, ${CMAKE_CUDA_COMPILER} ${CMAKE_CUDA_COMPILER_VERSION}")
