@@ -19,14 +19,22 @@ constexpr MixedRounds kMixedRounds{5, 3};
 // Where two blocks of decode share an SM, one reads little more than half as fast, and tiles of 192 rows have blocks of
 // as many keys.
 constexpr MixedRounds kMixedRoundsOfPairs{3, 0.75};
+// Where blocks have fewer keys than those of the kernel for many queries (head dims 192 and 256), tiles of prompts take
+// up to 1.1 of its time, and the ring holds less of what few queries read.
+constexpr MixedRounds kMixedRoundsOfNarrowBlocks{3, 3};
 // Where it computes tiles of few queries as those of many, which read no faster than they compute: 16 singles on 1k
 // keys beside a prompt of 100, 8/1 heads, head dim 256, take 16.7 us in one kernel and 25.2 in two, with 16/8 heads 55
 // and 49 (docs/performance-notes.md, step 289).
 constexpr MixedRounds kMixedRoundsAlike{0.3, 0.5};
 
 MixedRounds const& mixed_rounds(PlanRequest const& request) {
+  TileRow const* const both = row_for_both(request.problem);
+  bool const narrow = both->tile.keys < request.tile_row(TileUse::kRagged).tile.keys;
   bool const pairs = request.tile_row(request.decode_use()).tile.per_sm > 1;
-  return !computes_few_apart(request.problem) ? kMixedRoundsAlike : pairs ? kMixedRoundsOfPairs : kMixedRounds;
+  return !computes_few_apart(request.problem) ? kMixedRoundsAlike
+         : narrow                             ? kMixedRoundsOfNarrowBlocks
+         : pairs                              ? kMixedRoundsOfPairs
+                                              : kMixedRounds;
 }
 
 // Key blocks that a tile of few queries may have, up to which two kernels or pairs share the tiles of a step as well by
@@ -52,7 +60,8 @@ TileRow const* row_that_may_mix(PlanRequest const& request) {
   Problem const& problem = request.problem;
   if (computes_few_apart(problem)) {
     bool const by_number = problem.batch > kLanes && request.tiles_of_few() > request.device.sm_count;
-    return special_row(request, by_number ? TileUse::kMixedMany : TileUse::kMixed);
+    bool const has_other = row_of_use(problem, TileUse::kMixedMany) != nullptr;
+    return special_row(request, by_number && has_other ? TileUse::kMixedMany : TileUse::kMixed);
   }
   return may_be_for_both(request) ? &request.tile_row(request.many_use()) : nullptr;
 }

@@ -78,17 +78,22 @@ __device__ __forceinline__ void consume_swapped(AttentionParams const& params, t
 }
 
 // A tile of at most 16 rows in a kernel for many. Warpgroup 0 computes it as kernels for few rows do, while the others
-// give back the slots of its keys.
-template <class Traits>
+// give back the slots of its keys. `after_scores` is called as soon as no thread of the warpgroup needs Q any more.
+template <class Traits, class AfterScores>
 __device__ __forceinline__ void compute_few_rows(CollectiveMainloop<Traits> const& of_many, TileWork const& work,
-                                                 int q_slot, RingState<Traits::kStages>& read) {
+                                                 int q_slot, RingState<Traits::kStages>& read,
+                                                 AfterScores after_scores) {
   if (of_many.warpgroup > 0) {
     if (!work.range.empty()) { of_many.skip_tile(work, false_type{}, read); }
+    if constexpr (Traits::kQueryBuffers == 1) {
+      sync_warpgroup(of_many.warpgroup);  // all have seen Q arrive
+      after_scores();
+    }
     return;
   }
   SwappedMainloop<Traits, kMostFewRows> mainloop(of_many.params, of_many.shared, of_many.thread);
   SwappedEpilogue<Traits, kMostFewRows> const epilogue{of_many.params, of_many.shared, of_many.thread};
-  mainloop.mma(work, q_slot, read, [] {});
+  mainloop.mma(work, q_slot, read, after_scores);
   PartEnd ends[columns_of_thread(kMostFewRows)];
   mainloop.finish(ends);
   if (work.slot >= 0) {
@@ -120,16 +125,16 @@ __device__ __forceinline__ void consume(AttentionParams const& params, typename 
   RingState<Traits::kQueryBuffers> q;
 
   RingState<Traits::kStages> output;  // slots of the tile before
-  bool is_first = true;
+  bool none_before = true;            // that has left anything to be given back
   ThreadKeys seen;
   // Waits for Q also for work without keys: O may take its place, so the slab must be this tile's.
   auto const begin = [&](TileWork const& work, SlabRange const& slab, auto in_turns) __attribute__((always_inline)) {
     if (!work.last) { wait_barrier(shared.q_full[q.slot][warpgroup], q.phase); }
     // Blocks that are skipped may need the slots that O of the tile before is in.
     bool const skips_far = Traits::kSkips && !work.last && !slab.empty() && work.range.end - slab.end > 1;
-    if (kOutputInRing && skips_far) { mainloop.release_output(output, !is_first); }
+    if (kOutputInRing && skips_far) { mainloop.release_output(output, !none_before); }
     seen = mainloop.issue_first_scores(work, slab, in_turns, q.slot, read, tSrS);
-    if (kOutputInRing && !skips_far) { mainloop.release_output(output, !is_first); }
+    if (kOutputInRing && !skips_far) { mainloop.release_output(output, !none_before); }
   };
   auto const release_q = [&](int buffer) __attribute__((always_inline)) {
     sync_warpgroup(warpgroup);
@@ -168,7 +173,7 @@ __device__ __forceinline__ void consume(AttentionParams const& params, typename 
     int const buffer = q.slot;
     // The tile before has O in the other buffer, whose store is done long ago.
     auto const after_tile_before = [&]() __attribute__((always_inline)) {
-      if (kTwoBuffers && thread == 0 && !is_first) {
+      if (kTwoBuffers && thread == 0 && !none_before) {
         epilogue.wait_stores();
         arrive_barrier(shared.q_empty[buffer ^ 1][warpgroup]);
       }
@@ -178,8 +183,12 @@ __device__ __forceinline__ void consume(AttentionParams const& params, typename 
       if (__shfl_sync(0xffffffff, rows, 0) <= kMostFewRows) {
         wait_barrier(shared.q_full[buffer][warpgroup], q.phase);
         after_tile_before();
-        compute_few_rows(mainloop, *work, buffer, read);
-        is_first = false;
+        if constexpr (kOutputInRing) { mainloop.release_output(output, !none_before); }
+        compute_few_rows(mainloop, *work, buffer, read, [&]() __attribute__((always_inline)) {
+          if (!kTwoBuffers && thread == 0) { arrive_barrier(shared.q_empty[buffer][warpgroup]); }
+        });
+        if constexpr (kOutputInRing) { mainloop.skip_output(read); }
+        none_before = kOutputInRing;
         ++q;
         release_work<Traits>(shared, items);
         ++items;
@@ -211,7 +220,7 @@ __device__ __forceinline__ void consume(AttentionParams const& params, typename 
       after_scores();
       if (Traits::kMayIdle && !finished.range.empty()) { mainloop.skip_tile(finished, in_turns, read); }
     }
-    is_first = false;
+    none_before = false;
     ++q;
     WorkState<Traits> const item = items;
     ++items;

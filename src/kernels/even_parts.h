@@ -9,12 +9,12 @@
 namespace hopper_attention {
 
 // Tiles that are cut each by itself, into even parts, in a kernel for few queries where one tile holds any sequence,
-// otherwise in one for both classes, or, of one sequence, for many queries. A chunk of equal work begins and ends in
-// the middle of a tile, and is two items; where a long tile shifts many short ones, all of these are cut. Parts that
-// are drawn, the longest tiles first, leave short tiles whole. All parts of tiles that are cut are in front: among the
-// first that CTAs take, one each at most, so that each has a slot of the workspace. Such a part counts as kUnitsOfPart,
-// a whole tile as one part, and tiles are cut in proportion to the blocks that they have. Whether to cut tiles at all,
-// where each sequence has one, is decided before.
+// otherwise in one for both classes, or, where head dims have none, in one for many queries. A chunk of equal work
+// begins and ends in the middle of a tile, and is two items; where a long tile shifts many short ones, all of these are
+// cut. Parts that are drawn, the longest tiles first, leave short tiles whole. All parts of tiles that are cut are in
+// front: among the first that CTAs take, one each at most, so that each has a slot of the workspace. Such a part counts
+// as kUnitsOfPart, a whole tile as one part, and tiles are cut in proportion to the blocks that they have. Whether to
+// cut tiles at all, where each sequence has one, is decided before.
 struct EvenParts {
   int ctas = 0;  // of a call of few queries; 0: tiles are never cut so
   int head_groups = 1;

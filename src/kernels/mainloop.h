@@ -140,6 +140,12 @@ struct CollectiveMainloop {
     }
   }
 
+  // The same at once, for a tile that has its O elsewhere.
+  __device__ __forceinline__ void skip_output(State& read) const {
+    CUTE_UNROLL
+    for (int i = 0; i < Traits::kOutputSlots; ++i) { skip_slot(read); }
+  }
+
   // Issues S of the first block that the slab visits, and finds meanwhile what its rows see; blocks of the tile to the
   // right of it are skipped. Where the slab visits none, S is of what lies in the slots, and nobody uses it: a product
   // inside a branch would be waited for at the branch's end.
@@ -342,7 +348,7 @@ struct CollectiveMainloop {
         capped_blocks();
       }
     } else {
-      all_blocks(PlainBlock{}, MaskedBlock{});
+      all_blocks(conditional_t<Traits::kMasksAll, MaskedBlock, PlainBlock>{}, MaskedBlock{});
     }
 
     after_scores();

@@ -102,6 +102,10 @@ struct AttentionTraits {
   // dim 64; with 128 1.01, and causal 0.99.
   static constexpr bool kStartsPlain = kHeadDim <= 64 && !kOneBlock;
 
+  // One copy of the step, which masks every block: with two beside the code for few rows, ptxas spills where heads are
+  // widest.
+  static constexpr bool kMasksAll = kMixed && kHeadDimV > 192;
+
   // How many of a thread's two rows of exponentials fit under O += P V; the others hide the rescaling of O and the
   // rounding of P. Figures in docs/performance-notes.md.
   static constexpr int kRowsUnderPv = kHeadDimV <= 64 ? 0 : kHeadDimV <= 128 ? 1 : 2;
@@ -246,7 +250,9 @@ struct AttentionTraits {
   // beforehand. Where CTAs draw their tiles, each one ahead is one that no other CTA can take: two, and three for tiles
   // so short that one is done before the next has been drawn and its keys have come (192x128: causal 512 1.03 of the
   // speed). The values' warp of paged keys may be no further ahead of the slots of O.
-  static constexpr int kWorkSlots = kDecode || !kListed ? 4 : (kSkips || kOneBlock) && kOutputSlots == 0 ? 3 : 2;
+  static constexpr int kWorkSlots = kDecode || !kListed                                     ? 4
+                                    : (kSkips || kOneBlock) && kOutputSlots == 0 && !kMixed ? 3
+                                                                                            : 2;
   // Of the schedule, how many places are near at a time.
   static constexpr int kPlacesNear = kConsumerWarpgroups >= 3 ? 1 : 32;
   using Few = conditional_t<kTile.calls == Calls::kMixedMany, FewAlone, FewAsMany>;
@@ -326,8 +332,7 @@ struct AttentionTraits {
   static_assert(!kDecode || kRoomForTwo, "other CTAs write their parts while this one still reads Q");
   static_assert(!kPages || kOutputSlots == 0 || kWorkSlots == 2,
                 "the warp that loads values would overwrite slots that the one of keys has not handed over");
-  static_assert(!kMixed || (kKeys % kSlabRows == 0 && kQueryBuffers == 2 && !kPairs && !kSkips),
-                "its keys are rows of a WGMMA where queries are few, and O of many takes the place of Q");
+  static_assert(!kMixed || (kKeys % kSlabRows == 0 && !kPairs), "its keys are rows of a WGMMA where queries are few");
   static_assert(!kMixed || kWorkSlots == 2, "the warpgroup that skips a tile is at most one item ahead");
   static_assert(!kPairs || !kSkips,
                 "skip_pairs() and the V behind the first block that is visited go by slots in the "

@@ -865,7 +865,7 @@ TEST_CASE("plan: lengths on the device ask for the kernels of both classes, or f
                         Case{"batch invariance, more than 16 rows", 5, 1, true, {kDecode, kDecode}, {true, true}},
                         Case{"batch invariance, few queries", 1, 7, true, {kDecode}, {true}}}) {
     CAPTURE(std::string(c.why));
-    Problem p = ragged(c.seqlen_q, 8192, 192, 33);  // no tile for its head dim is found without a schedule
+    Problem p = ragged(c.seqlen_q, 8192, 96, 33);  // no tile for its head dim is found without a schedule
     p.heads_q = 4;
     p.heads_k = 1;
     p.num_splits = static_cast<int>(c.num_splits);
@@ -1550,8 +1550,10 @@ TEST_CASE("readers_of_few: even parts of steps are asked for where some call may
   CHECK(ctas(166, 4, 128) == 0);
   CHECK(ctas(99, 4, 64) == 132);  // three
   CHECK(ctas(100, 4, 64) == 0);
-  CHECK(ctas(33, 4, 256) == 132);  // one, since its kernel computes these as those of many
-  CHECK(ctas(34, 4, 256) == 0);
+  CHECK(ctas(99, 4, 256) == 132);
+  CHECK(ctas(100, 4, 256) == 0);
+  CHECK(ctas(33, 4, 96) == 132);  // one, since its kernel computes these as those of many
+  CHECK(ctas(34, 4, 96) == 0);
   CHECK(ctas(1, 1, 256) == 132);
   // A call that makes its schedule itself knows which kernels it has.
   Problem p = step_of_classes(4000, 41, 2, 8192);
@@ -1883,9 +1885,20 @@ TEST_CASE("plan: one kernel for prompts and single queries, where tiles are few,
   };
   CHECK_FALSE(is_mixed(drafts(8, 1, false)));
   CHECK(is_mixed(drafts(8, 1, true)));
-  CHECK(is_mixed(drafts(12, 1, false)));       // 96 rows
-  for (int const head_dim : {96, 192, 256}) {  // no such tile
-    CHECK_FALSE(is_mixed([&](Problem& q) { q.head_dim = q.head_dim_v = head_dim; }));
+  CHECK(is_mixed(drafts(12, 1, false)));                                      // 96 rows
+  CHECK_FALSE(is_mixed([](Problem& q) { q.head_dim = q.head_dim_v = 96; }));  // no such tile
+  CHECK_FALSE(is_mixed([](Problem& q) { q.head_dim = 192; }));
+  auto const of_wide = [](int head_dim, int batch, int queries) {
+    return [=](Problem& q) {
+      q.head_dim = q.head_dim_v = head_dim;
+      q.batch = batch;
+      q.total_q = batch + queries;
+    };
+  };
+  for (int const head_dim : {192, 256}) {
+    CHECK(is_mixed(of_wide(head_dim, 49, 49 * 32)));  // three rounds of each
+    CHECK_FALSE(is_mixed(of_wide(head_dim, 50, 49 * 32)));
+    CHECK_FALSE(is_mixed(of_wide(head_dim, 49, 49 * 32 + 1)));
   }
   CHECK_FALSE(is_mixed([](Problem&) {}, {.num_splits = 2}));
 
@@ -1926,7 +1939,8 @@ TEST_CASE("plan: no further kernels where few sequences can have few queries, on
 
 TEST_CASE(
     "plan: one kernel where most sequences seem to be prompts, and the kernel for many where it takes few along") {
-  Problem p = ragged(900, 131'072, 256, 8);
+  Problem p = ragged(900, 131'072, 192, 8);
+  p.head_dim_v = 128;  // without a kernel for both classes, as head dim 96
   p.heads_q = 16;
   p.heads_k = 8;
   p.keys = KeyLayout::kPaged;
@@ -1950,11 +1964,9 @@ TEST_CASE(
   };
   auto const none = [](Problem&) {};
   CHECK(is_one(none));
-  CHECK(changed(none).kernels.front().tile == find_tile(256, 256, TileUse::kRagged)->tile);
+  CHECK(changed(none).kernels.front().tile == find_tile(192, 128, TileUse::kRagged)->tile);
   CHECK(explains(changed(none), "in even parts"));
-  for (int const head_dim : {96, 192}) {
-    CHECK(is_one([&](Problem& q) { q.head_dim = q.head_dim_v = head_dim; }));
-  }
+  CHECK(is_one([](Problem& q) { q.head_dim = q.head_dim_v = 96; }));
   // Those for both classes are for fewer tiles; that for many has chunks of equal work.
   auto const of_128 = [](Problem& q) {
     q.head_dim = q.head_dim_v = 128;
@@ -1964,7 +1976,7 @@ TEST_CASE(
   CHECK(changed(of_128).kernels.front().tile == find_tile(128, 128, TileUse::kRagged)->tile);
   CHECK_FALSE(explains(changed(of_128), "in even parts"));
   Plan const capped = changed([](Problem& q) { q.softcap = 30.0F; });
-  CHECK((capped.for_both && capped.kernels.front().tile == find_tile(256, 256, TileUse::kCapped)->tile));
+  CHECK((capped.for_both && capped.kernels.front().tile == find_tile(192, 128, TileUse::kCapped)->tile));
   CHECK(is_one([](Problem& q) { q.total_q = 8 * 900 / 4; }));
   CHECK_FALSE(is_one([](Problem& q) { q.total_q = 8 * 900 / 4 - 1; }));
   auto const drafts = [](int queries) {  // of 60 sequences, of 8 heads each, which a tile for few queries holds

@@ -386,8 +386,8 @@ def plan_of(dims: tuple[int, int], heads: tuple[int, int], **bounds: Any) -> tup
     return plan, max(packed for packed in range(1, 65) if ratio % packed == 0)
 
 
-# By head dim, of tiles of few queries, for which calls may have one kernel; of others 1, in that for many queries.
-MIXED_ROUNDS = {64: 3, 128: 5}
+# By head dims, of tiles of few queries, for which calls may have one kernel; of others 1, in that for many queries.
+MIXED_ROUNDS = {(64, 64): 3, (128, 128): 5, (192, 192): 3, (256, 256): 3}
 
 
 def call_of(batch: int, head_dim: int, head_dim_v: int, heads_q: int, heads_k: int) -> Call:
@@ -401,14 +401,14 @@ def call_of(batch: int, head_dim: int, head_dim_v: int, heads_q: int, heads_k: i
     said = re.search(r"^tile: prefill (\d+) rows", "\n".join(step.reasons), re.MULTILINE)
     groups, of_one = heads_q // packed, 64 // packed
     mixed = any("one: it computes tiles of up to" in reason for reason in step.reasons) and said is not None
-    few_enough = batch * groups <= MIXED_ROUNDS.get(head_dim, 1) * BLOCKS_OF_MANY
+    few_enough = batch * groups <= MIXED_ROUNDS.get((head_dim, head_dim_v), 1) * BLOCKS_OF_MANY
+    chunks = UNITS_OF_WIDE_CHUNKS if head_dim_v > 192 else UNITS_OF_CHUNKS
     if few_enough and not mixed:
         counted = shapes_of(head_dim, head_dim_v, heads_q, heads_k, False).prefill.queries
-        chunks = UNITS_OF_WIDE_CHUNKS if head_dim_v > 192 else UNITS_OF_CHUNKS
         return Call(plan.ctas, groups, of_one, BLOCKS_OF_MANY, counted, Fraction(1), chunks)
     if not few_enough:
         return Call(plan.ctas, groups, of_one, many_queries=of_one)
-    return Call(plan.ctas, groups, of_one, BLOCKS_OF_MANY, of_one * (int(said[1]) // 64))
+    return Call(plan.ctas, groups, of_one, BLOCKS_OF_MANY, of_one * (int(said[1]) // 64), Fraction(1), chunks)
 
 
 # What starting and ending a tile of many queries takes, in blocks, by its rows and keys: as its costs say, no result.

@@ -16,6 +16,9 @@ from gpu.test_shared_tiles import KERNELS  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
+# Those whose O of many queries lies in slots of the ring, too, between tiles of few that have it elsewhere.
+WIDE = [("bf16", 192), ("fp16", 192), ("bf16", 256), ("fp16", 256)]
+
 # (queries, keys) of the sequences of a step.
 STEPS = {
     "tiles of both classes in turn, whole": ((1, 700), (90, 90), (1, 0), (1, 129), (40, 0), (1, 128), (200, 900)),
@@ -74,11 +77,11 @@ def parts_of_the_longest(batch: Batch) -> int:
 
 
 @pytest.mark.parametrize("mask", small_masks())
-@pytest.mark.parametrize("kernel", KERNELS, ids=str)
+@pytest.mark.parametrize("kernel", KERNELS + WIDE, ids=str)
 def test_masks_and_lengths(kernel, mask):
     dtype, head_dim = kernel
     options = {name: value for name, value in small_masks()[mask].items() if name != "softcap"}
-    first = list(small_masks()).index(mask) + KERNELS.index(kernel)
+    first = list(small_masks()).index(mask) + (KERNELS + WIDE).index(kernel)
     judge_all([
         step(why, dtype=dtype, head_dim=head_dim, heads_q=10,
              **{"causal": False, **options, **LAYOUTS[(first + i) % len(LAYOUTS)]})
@@ -87,7 +90,7 @@ def test_masks_and_lengths(kernel, mask):
 
 
 @pytest.mark.parametrize("mask", ["full", "causal", "sinks", "left window", "chunk"])
-@pytest.mark.parametrize("kernel", KERNELS, ids=str)
+@pytest.mark.parametrize("kernel", KERNELS + WIDE, ids=str)
 def test_all_steps_have_the_kernel(kernel, mask):
     """Under masks that bound no tile. Under others they may be so short that they need no schedule."""
     dtype, head_dim = kernel
@@ -98,7 +101,7 @@ def test_all_steps_have_the_kernel(kernel, mask):
 
 
 @pytest.mark.parametrize("ratio", [1, 2, 3, 5, 8, 12, 16, 64])
-@pytest.mark.parametrize("kernel", KERNELS, ids=str)
+@pytest.mark.parametrize("kernel", KERNELS + WIDE, ids=str)
 def test_heads(kernel, ratio):
     """Rows of a slab that hold no query, tiles of 16 rows and of 17, sinks."""
     dtype, head_dim = kernel
@@ -108,24 +111,26 @@ def test_heads(kernel, ratio):
     ])  # fmt: skip
 
 
+@pytest.mark.parametrize("head_dim", [128, 256])
 @pytest.mark.parametrize("page_size", [1, 8, 24, 128])
-def test_pages_of_any_size_hold_the_same(page_size):
+def test_pages_of_any_size_hold_the_same(page_size, head_dim):
     """The same bits, however keys lie; those of pages of one key are gathered."""
     for why in STEPS:
-        case = step(why, page_size=page_size)
+        case = step(why, page_size=page_size, head_dim=head_dim)
         assert is_mixed(case), why
         require_same(case, why, judged_results(make(case)), judged_results(make(case.but(page_size=16))))
 
 
 @pytest.mark.parametrize("why", STEPS)
-def test_results_do_not_change_from_run_to_run(why):
-    case = step(why)
+@pytest.mark.parametrize("head_dim", [128, 192, 256])
+def test_results_do_not_change_from_run_to_run(head_dim, why):
+    case = step(why, head_dim=head_dim)
     assert is_mixed(case)
     require_same_again(case)
 
 
 @pytest.mark.parametrize("why", EVEN)
-@pytest.mark.parametrize("kernel", KERNELS, ids=str)
+@pytest.mark.parametrize("kernel", KERNELS + WIDE, ids=str)
 def test_long_tiles_are_cut_each_by_itself(kernel, why):
     """The same bits with metadata and without. Calls of fewer queries than metadata know are cut otherwise, and two kernels
     count units, whatever parts the same metadata have.
@@ -169,10 +174,11 @@ def test_rows_that_do_not_count():
     judge_all([case.but(tail_q=60), case.but(extra_q=31, extra_k=5), case.but(slack=900)])
 
 
-def test_a_graph_serves_other_lengths():
+@pytest.mark.parametrize("head_dim", [128, 256])
+def test_a_graph_serves_other_lengths(head_dim):
     """Captured for a chunk beside single queries, replayed with whole tiles, cut ones, one class alone and none."""
     lengths = {"q_lengths": (300, *((1,) * 11)), "k_lengths": (1500, *((1000,) * 11))}
-    case = step("short tiles").but(**lengths)
+    case = step("short tiles", head_dim=head_dim).but(**lengths)
     assert is_mixed(case)
     require_graph_serves(case, [
         ((300, 1500), *(((1, 1000),) * 11)),
