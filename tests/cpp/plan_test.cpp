@@ -1550,7 +1550,7 @@ TEST_CASE("readers_of_few: even parts of steps are asked for where some call may
   CHECK(ctas(166, 4, 128) == 0);
   CHECK(ctas(99, 4, 64) == 132);  // three
   CHECK(ctas(100, 4, 64) == 0);
-  CHECK(ctas(99, 4, 256) == 132);
+  CHECK(ctas(99, 4, 256) == 132);  // three as well, of blocks of fewer keys
   CHECK(ctas(100, 4, 256) == 0);
   CHECK(ctas(33, 4, 96) == 132);  // one, since its kernel computes these as those of many
   CHECK(ctas(34, 4, 96) == 0);
