@@ -1,4 +1,4 @@
-# The build matrix: one kernel file for each element type and head dim of these two lists.
+# The build matrix: kernel files for each element type and head dim of these two lists.
 # A head dim "192x128" means 192 for q and k, 128 for v and out.
 set(HOPPER_ATTENTION_KNOWN_HEAD_DIMS 64 96 128 192x128 192 256)
 set(HOPPER_ATTENTION_KNOWN_DTYPES bf16 fp16)
@@ -7,6 +7,7 @@ set(cutlass_type_fp16 half_t)
 # Head dims with so many kernels that each element type is compiled by itself. The element types of the others are compiled
 # together, which saves a tenth of their time: headers and templates that do not depend on the type are read once.
 set(head_dims_with_many_kernels 64 128)
+include(kernel_jobs)
 
 # Sets `out` to the entries of the option `name`, all known ones for "all"; stops at an entry that is not known.
 function(hopper_attention_entries out name known)
@@ -32,6 +33,26 @@ if(HOPPER_ATTENTION_HOST_ONLY)
   set(built_dtypes "")
 endif()
 
+# Where more files can be compiled at a time than there are, each has a part of the kernels. A part takes some 25 s of its
+# own.
+if(HOPPER_ATTENTION_KERNEL_PARTS)
+  set(PARTS ${HOPPER_ATTENTION_KERNEL_PARTS})
+else()
+  list(LENGTH built_head_dims head_dim_count)
+  list(LENGTH built_dtypes dtype_count)
+  math(EXPR file_count "${head_dim_count} * ${dtype_count}")
+  set(PARTS 1)
+  if(file_count GREATER 0)
+    math(EXPR PARTS "(${kernel_jobs} + ${file_count} - 1) / ${file_count}")
+  endif()
+endif()
+# A file needs a kernel, of which the head dims with the fewest have this many.
+set(most_parts 10)
+if(PARTS GREATER most_parts)
+  set(PARTS ${most_parts})
+endif()
+math(EXPR last_part "${PARTS} - 1")
+
 # Writes the kernel files and kernel_table.cpp into the build tree; sets kernel_sources and kernel_table_source.
 set(kernel_sources "")
 set(KERNEL_DECLARATIONS "")
@@ -41,16 +62,18 @@ foreach(entry IN LISTS built_head_dims)
     string(REPLACE "x" ";" dims ${entry})
     list(GET dims 0 HEAD_DIM)
     list(GET dims -1 HEAD_DIM_V)
-    set(TAG ${dtype}_${entry})
     set(CUTLASS_TYPE ${cutlass_type_${dtype}})
-    set(generated ${CMAKE_CURRENT_BINARY_DIR}/instantiations/attention_${TAG}.cu)
-    configure_file(${CMAKE_CURRENT_SOURCE_DIR}/src/instantiations/attention.cu.in ${generated} @ONLY)
-    list(APPEND kernel_sources ${generated})
-    if(NOT entry IN_LIST head_dims_with_many_kernels)
-      set_source_files_properties(${generated} PROPERTIES UNITY_GROUP attention_${entry})
-    endif()
-    string(APPEND KERNEL_DECLARATIONS "std::span<KernelEntry const> attention_entries_${TAG}();\n")
-    list(APPEND KERNEL_CALLS "attention_entries_${TAG}()")
+    foreach(PART RANGE ${last_part})
+      set(TAG ${dtype}_${entry}_${PART})
+      set(generated ${CMAKE_CURRENT_BINARY_DIR}/instantiations/attention_${TAG}.cu)
+      configure_file(${CMAKE_CURRENT_SOURCE_DIR}/src/instantiations/attention.cu.in ${generated} @ONLY)
+      list(APPEND kernel_sources ${generated})
+      if(PARTS EQUAL 1 AND NOT entry IN_LIST head_dims_with_many_kernels)
+        set_source_files_properties(${generated} PROPERTIES UNITY_GROUP attention_${entry})
+      endif()
+      string(APPEND KERNEL_DECLARATIONS "std::span<KernelEntry const> attention_entries_${TAG}();\n")
+      list(APPEND KERNEL_CALLS "attention_entries_${TAG}()")
+    endforeach()
   endforeach()
 endforeach()
 list(LENGTH KERNEL_CALLS KERNEL_COUNT)

@@ -24,19 +24,5 @@ set_target_properties(hopper_attention_kernels PROPERTIES
   CUDA_COMPILER_LAUNCHER "${Python_EXECUTABLE};${CMAKE_CURRENT_SOURCE_DIR}/cmake/ptxas_gate.py;${CMAKE_CURRENT_BINARY_DIR}/ptxas"
   JOB_POOL_COMPILE kernels)
 
-# One kernel file takes up to 4 GB of memory to compile.
-if(HOPPER_ATTENTION_KERNEL_JOBS)
-  set(kernel_jobs ${HOPPER_ATTENTION_KERNEL_JOBS})
-else()
-  cmake_host_system_information(RESULT free_mb QUERY AVAILABLE_PHYSICAL_MEMORY)
-  cmake_host_system_information(RESULT kernel_jobs QUERY NUMBER_OF_LOGICAL_CORES)
-  math(EXPR fitting "${free_mb} / 4096")
-  if(fitting LESS 1)
-    set(fitting 1)
-  endif()
-  if(fitting LESS kernel_jobs)
-    set(kernel_jobs ${fitting})
-  endif()
-endif()
 set_property(GLOBAL APPEND PROPERTY JOB_POOLS kernels=${kernel_jobs})
 message(STATUS "Kernels: ${kernel_jobs} files at a time, ${CMAKE_CUDA_COMPILER} ${CMAKE_CUDA_COMPILER_VERSION}")

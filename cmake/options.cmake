@@ -15,6 +15,7 @@ hopper_attention_option(HOPPER_ATTENTION_HOST_ONLY BOOL OFF "Leave out the kerne
 hopper_attention_option(HOPPER_ATTENTION_PREBUILT PATH "" "Directory of a built libhopper_attention.so to take instead of building one")
 hopper_attention_option(HOPPER_ATTENTION_CUTLASS_INCLUDE PATH "" "CUTLASS headers; default: those of the nvidia-cutlass wheel")
 hopper_attention_option(HOPPER_ATTENTION_KERNEL_JOBS STRING "" "Kernel files compiled at a time; default: as many as free memory holds")
+hopper_attention_option(HOPPER_ATTENTION_KERNEL_PARTS STRING "" "Files that share the kernels of a head dim; default: as many as keep all kernel jobs busy")
 hopper_attention_option(HOPPER_ATTENTION_WERROR BOOL OFF "Compiler warnings are errors")
 
 # scikit-build-core defines SKBUILD: a wheel is the Python package and no tests.

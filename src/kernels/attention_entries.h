@@ -1,4 +1,5 @@
-// The attention kernels of one (dtype, head dim), for the kernel table: one for each row of kTiles.
+// The attention kernels of one (dtype, head dim), for the kernel table: one for each row of kTiles. So that several
+// compilers work on them at once, each of `kParts` files has every kParts-th of them.
 #pragma once
 
 #include <array>
@@ -39,16 +40,17 @@ constexpr auto tiles_of_head_dim() {
 template <int kHeadDim, int kHeadDimV>
 inline constexpr auto kTilesOf = tiles_of_head_dim<kHeadDim, kHeadDimV>();
 
-template <class Element, int kHeadDim, int kHeadDimV, std::size_t... I>
+template <class Element, int kHeadDim, int kHeadDimV, int kPart, int kParts, std::size_t... I>
 std::array<KernelEntry, sizeof...(I)> make_attention_entries(std::index_sequence<I...>) {
-  return {attention_entry<Element, kTilesOf<kHeadDim, kHeadDimV>.first[I]>()...};
+  return {attention_entry<Element, kTilesOf<kHeadDim, kHeadDimV>.first[kPart + I * kParts]>()...};
 }
 
-template <class Element, int kHeadDim, int kHeadDimV>
+template <class Element, int kHeadDim, int kHeadDimV, int kPart, int kParts>
 std::span<KernelEntry const> attention_entries() {
   constexpr int kCount = kTilesOf<kHeadDim, kHeadDimV>.second;
   static_assert(kCount > 0, "kTiles has no row for this head dim");
-  static auto const entries = make_attention_entries<Element, kHeadDim, kHeadDimV>(std::make_index_sequence<kCount>{});
+  using Indices = std::make_index_sequence<(kCount - kPart + kParts - 1) / kParts>;
+  static auto const entries = make_attention_entries<Element, kHeadDim, kHeadDimV, kPart, kParts>(Indices{});
   return entries;
 }
 

@@ -1,0 +1,15 @@
+# Sets kernel_jobs: how many kernel files are compiled at a time.
+# One kernel file takes up to 4 GB of memory to compile.
+if(HOPPER_ATTENTION_KERNEL_JOBS)
+  set(kernel_jobs ${HOPPER_ATTENTION_KERNEL_JOBS})
+else()
+  cmake_host_system_information(RESULT free_mb QUERY AVAILABLE_PHYSICAL_MEMORY)
+  cmake_host_system_information(RESULT kernel_jobs QUERY NUMBER_OF_LOGICAL_CORES)
+  math(EXPR fitting "${free_mb} / 4096")
+  if(fitting LESS 1)
+    set(fitting 1)
+  endif()
+  if(fitting LESS kernel_jobs)
+    set(kernel_jobs ${fitting})
+  endif()
+endif()
