@@ -6,6 +6,7 @@
 #include <iterator>
 #include <string>
 
+#include "host/page_boxes.h"
 #include "host/require.h"
 #include "host/schedule_shape.h"
 #include "kernels/tile_geometry.h"
@@ -47,11 +48,26 @@ constexpr double kSharedBytesPerUs = 6.5e6;
 // A block with the tile of 64 rows, which its instructions bound.
 constexpr double kBlockOf64RowsBytesPerUs = 45e3;
 
+// Of a block whose keys are gathered, in the tile of 17 to 32 rows: with head dim 128 and pages of one key, of five
+// slots 51 GB/s, where six read 61 (docs/performance-notes.md, step 292). From so many key blocks of a tile on a second
+// block takes less of them than it adds.
+constexpr double kGatheringBlockBytesPerUs = 51e3;
+constexpr int kBlocksWorthTwoGatherers = 12;
+
 constexpr int kSmsForLargestCluster = 132;
 
 int sms_in_clusters(PlanRequest const& request, int size) {
   int const sms = request.available_sms();
   return size <= 2 ? sms : sms * 7 / 8;
+}
+
+// Whether blocks whose keys are gathered, which wait for memory with fewer bytes on the way than others, are too few to
+// read as fast as all.
+bool gather_slowly(PlanRequest const& request, TileConfig const& tile, std::int64_t ctas) {
+  bool const fewer_slots = tile.rows > kMostFewRows && tile.per_sm == 1;
+  bool const is_long = request.blocks_of_tile(tile) >= kBlocksWorthTwoGatherers;
+  return fewer_slots && is_long && gathers_keys(request.problem, tile) &&
+         static_cast<double>(ctas) * kGatheringBlockBytesPerUs < kCardBytesPerUs;
 }
 
 // Why a tile is not shared by twice as many blocks; nullptr: it may be. Blocks are added while most of the SMs are idle
@@ -62,7 +78,8 @@ char const* limit_of_cluster(PlanRequest const& request, TileConfig const& tile,
   if (request.rows_of_few() > kMostFewRows && blocks * tile.keys <= kKeysReadWhileMerging) {
     return "merging would take longer than reading so few keys";
   }
-  if (!leaves_most_idle(request, size * request.tiles_of_few(), per_sm)) {
+  std::int64_t const ctas = size * request.tiles_of_few();
+  if (!leaves_most_idle(request, ctas, per_sm) && !gather_slowly(request, tile, ctas)) {
     return "enough SMs read to be nearly as fast as all";
   }
   return reason_against_cluster(request, tile, 2 * size);
