@@ -11,13 +11,18 @@
 namespace hopper_attention {
 namespace {
 
+// Of tiles that blocks have beforehand, by index: none is so long that the order matters more than the 3 to 12 us that
+// finding each in a schedule takes. 15 calls of 16 to 256 drafts of 33 to 64 rows took 0.65 of the time, one of them
+// 1.07 (docs/performance-notes.md, step 293).
+constexpr std::int64_t kKeysOfShortTile = 1024;
+
 // A sequence of the decode kernel is one tile as metadata count them; of the others each may end with a tile that is
 // not full, and resized ones may be one more. `queries`: of a tile, and of one that metadata count.
 std::int64_t most_tiles_of_group(Problem const& problem, KernelFamily family, int queries, bool resized) {
   if (family == KernelFamily::kDecode) { return problem.batch; }
   std::int64_t const full = problem.packed_q ? problem.total_q / queries + problem.batch
                                              : std::int64_t{problem.batch} * ceil_div(problem.seqlen_q, queries);
-  return full + (resized ? problem.batch : 0);
+  return full + (resized && !each_has_one_tile(problem, queries) ? problem.batch : 0);
 }
 
 // Of a plan that cuts no tile.
@@ -96,12 +101,23 @@ void choose_workspace(Problem const& problem, Plan& plan) {
 
 bool lengths_are_known(PlanRequest const& request) {
   Problem const& problem = request.problem;
-  // Not with more rows: then a bound may be too small, and all rows that sequences have are written nevertheless.
-  bool const rows_fit = !problem.packed_q || problem.total_q == std::int64_t{problem.batch} * problem.seqlen_q;
-  bool const known = rows_fit && !problem.seqused_q && problem.keys_known && problem.mask.cp_world <= 1;
+  bool const known =
+      bound_on_queries_holds(problem) && !problem.seqused_q && problem.keys_known && problem.mask.cp_world <= 1;
   bool const is_forced = request.forces_splits() || request.forces_tile();
   if (!problem.ragged || !known || problem.batch_invariant || request.decodes() || is_forced) { return false; }
   return problem.num_splits == 1 || whole_tiles_fill_grid(request);
+}
+
+bool tiles_are_short(PlanRequest const& request, PrefillChoice const& choice) {
+  Problem const& problem = request.problem;
+  bool const is_forced = request.forces_splits() || request.forces_tile();
+  if (!problem.ragged || problem.batch_invariant || request.decodes() || is_forced || choice.may_split) {
+    return false;
+  }
+  TileConfig const& tile = request.tile_row(choice.use).tile;
+  int const queries = tile_shape(tile, request.scheduled_packing(), false).queries;
+  return each_has_one_tile(problem, queries) && !problem.seqused_q &&
+         request.most_keys_of_tile(tile) <= kKeysOfShortTile;
 }
 
 void take_scheduled_packing(PlanRequest const& request, Plan& plan) {

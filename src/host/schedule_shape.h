@@ -52,6 +52,17 @@ inline int query_rows_of_sequence(Problem const& problem) {
   return static_cast<int>(problem.packed_q && problem.batch == 1 ? problem.total_q : problem.seqlen_q);
 }
 
+// Whether no sequence has more queries than the bound says. That of a packed call may be too small, and all rows that
+// sequences have are written nevertheless, but where there are as many rows as it allows.
+inline bool bound_on_queries_holds(Problem const& problem) {
+  return !problem.packed_q || problem.total_q == std::int64_t{problem.batch} * problem.seqlen_q;
+}
+
+// Whether a tile of so many queries holds those of any sequence, so that each has one tile.
+inline bool each_has_one_tile(Problem const& problem, int queries) {
+  return problem.seqlen_q <= queries && bound_on_queries_holds(problem);
+}
+
 // Whether several tiles of a sequence are as many as hold its queries, whatever the bound on these is.
 inline bool has_packed_tiles(Problem const& problem) { return problem.packed_q && problem.batch > 1; }
 
@@ -212,10 +223,13 @@ inline ScheduleParams schedule_params(Plan const& plan, KernelPlan const& kernel
   p.max_splits = plan.max_splits;
   if (problem.ragged && kernel.family == KernelFamily::kPrefill) {
     TileRow const* const counted = find_tile(problem.head_dim, problem.head_dim_v, TileUse::kRagged);
-    p.resized = {slabs_of(counted->tile), FastDivmod(slabs_of(kernel.tile))};
-    // Of these some that are counted may not exist, and a last round would seem to be short: four chunks of 512 queries
-    // on 16k keys, 32/8 heads, whose 512 tiles fill four rounds, were cut, and took 963 us instead of 871.
-    p.even_tiles = p.even_tiles && !p.resized.on();
+    int const queries = min_of(shape.queries, tile_shape(counted->tile, plan.packed_heads, false).queries);
+    if (!each_has_one_tile(problem, queries)) {
+      p.resized = {slabs_of(counted->tile), FastDivmod(slabs_of(kernel.tile))};
+      // Of these some that are counted may not exist, and a last round would seem to be short: four chunks of 512
+      // queries on 16k keys, 32/8 heads, whose 512 tiles fill four rounds, were cut, and took 963 us instead of 871.
+      p.even_tiles = p.even_tiles && !p.resized.on();
+    }
   }
   p.most_tiles = static_cast<int>(kernel.most_tiles / head_groups);
   p.most_units = static_cast<int>(kernel.most_units / head_groups);

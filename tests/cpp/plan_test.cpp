@@ -1885,7 +1885,7 @@ TEST_CASE("plan: one kernel for prompts and single queries, where tiles are few,
   };
   CHECK_FALSE(is_mixed(drafts(8, 1, false)));
   CHECK(is_mixed(drafts(8, 1, true)));
-  CHECK(is_mixed(drafts(12, 1, false)));                                      // 96 rows
+  CHECK_FALSE(is_mixed(drafts(12, 1, false)));  // one tile each, which follow from their index
   CHECK_FALSE(is_mixed([](Problem& q) { q.head_dim = q.head_dim_v = 96; }));  // no such tile
   CHECK_FALSE(is_mixed([](Problem& q) { q.head_dim = 192; }));
   auto const of_wide = [](int head_dim, int batch, int queries) {
@@ -2069,6 +2069,111 @@ TEST_CASE("plan: the schedule decides on clusters where the bound is long") {
   CHECK(made(200, 1, 131'072).draws_if_whole);
   CHECK(made(16, 1, 1000).cluster > 0);  // short enough for clusters without asking
   CHECK(made(16, 1, 1000).cluster_if_alike == 0);
+}
+
+TEST_CASE("plan: tiles of some rows whose keys are gathered have a second block, if they may be long") {
+  auto const made = [](int queries, int page_size, int seqlen_k) {
+    Problem p = ragged(queries, seqlen_k, 128, 64);
+    p.heads_q = 8;
+    p.heads_k = 1;
+    p.num_splits = 0;
+    p.has_metadata = true;
+    p.keys = KeyLayout::kPaged;
+    p.page_size = page_size;
+    Plan const chosen = plan(p, card(132));
+    return max_of(chosen.cluster, chosen.cluster_if_alike);  // short ones need no schedule
+  };
+  CHECK(made(4, 1, 131'072) == 2);
+  CHECK(made(4, 4, 131'072) == 2);
+  CHECK(made(4, 16, 131'072) == 1);  // boxes: 64 blocks read as fast as all
+  CHECK(made(1, 1, 131'072) == 1);   // nearly
+  CHECK(made(4, 1, 12 * 128) == 2);
+  CHECK(made(4, 1, 11 * 128) == 1);
+}
+
+TEST_CASE("plan: tiles follow from their index where each sequence has one and none has many keys") {
+  auto const cache = [](int queries, int keys) {
+    Problem p = ragged(queries, keys, 128, 200);
+    p.heads_q = 8;
+    p.heads_k = 1;
+    p.num_splits = 0;
+    p.has_metadata = true;
+    p.mask.right = 0;
+    return p;
+  };
+  auto const packed = [&](int queries, int keys) {
+    Problem p = cache(queries, keys);
+    p.packed_q = true;
+    p.total_q = p.batch * queries;
+    p.keys = KeyLayout::kPaged;
+    p.page_size = 16;
+    return p;
+  };
+  auto const by_index = [](Problem const& p) {
+    Plan const made = plan(p, card(132));
+    CAPTURE(made.explain());
+    bool const yes = explains(made, "their order hardly counts");
+    CHECK(yes == !made.listed);
+    if (yes) {
+      CHECK(made.kernels.size() == 1);
+      CHECK(made.tiles == std::int64_t{p.batch} * p.heads_q / made.packed_heads);
+      CHECK(made.workspace_bytes == 0);
+      CHECK_FALSE(made.makes_schedule);
+    }
+    return yes;
+  };
+  for (int const queries : {6, 8, 12, 16}) {
+    CAPTURE(queries);
+    CHECK(by_index(cache(queries, 1024)));
+    CHECK(by_index(packed(queries, 1024)));
+    CHECK_FALSE(by_index(cache(queries, 1025)));
+    // The tile is that of other lengths.
+    Problem other = packed(queries, 1024);
+    Plan const made = plan(other, card(132));
+    ++other.total_q;
+    other.num_splits = 1;
+    CHECK(plan(other, card(132)).kernels.front().tile == made.kernels.front().tile);
+  }
+  CHECK_FALSE(by_index(packed(25, 1024)));  // 200 rows, two tiles of a sequence
+  Problem in_window = packed(8, 100'000);
+  in_window.mask.left = 500;
+  CHECK(by_index(in_window));
+  struct Case {
+    char const* why;
+    void (*change)(Problem&);
+  };
+  for (Case const& c : {Case{"rows of no sequence, or a bound that is too small", [](Problem& p) { ++p.total_q; }},
+                        Case{"shorter ones for certain", [](Problem& p) { --p.total_q; }},
+                        Case{"rows that do not count", [](Problem& p) { p.seqused_q = true; }},
+                        Case{"splits of fixed size", [](Problem& p) { p.batch_invariant = true; }}}) {
+    CAPTURE(c.why);
+    Problem p = packed(8, 1000);
+    c.change(p);
+    CHECK_FALSE(by_index(p));
+  }
+}
+
+TEST_CASE("plan: where each sequence has one tile, a tile of fewer rows is no more than those that metadata count") {
+  for (bool const is_packed : {false, true}) {
+    Problem p = ragged(8, 215, 128, 200);  // 64 rows
+    p.heads_q = 8;
+    p.heads_k = 1;
+    p.num_splits = 1;
+    p.packed_q = is_packed;
+    p.seqused_q = true;  // so that a schedule finds out which have queries
+    p.total_q = is_packed ? 200 * 8 : 0;
+    Plan const made = plan(p, card(132));
+    CAPTURE(made.explain());
+    REQUIRE(made.listed);
+    KernelPlan const& kernel = made.kernels.front();
+    REQUIRE(kernel.tile.rows == 128);
+    CHECK(kernel.most_tiles == (is_packed ? 1600 / 16 + 200 : 200));
+    CHECK_FALSE(schedule_params(made, kernel, p).resized.on());
+    ++p.seqlen_q;
+    CHECK(schedule_params(made, kernel, p).resized.on() == is_packed);  // a bound that may be too small
+    p.seqlen_q = 17;
+    CHECK(schedule_params(made, kernel, p).resized.on());
+  }
 }
 
 TEST_CASE("plan: a schedule's clusters of 16, a GPC each, are an even number, but no fewer than tiles") {

@@ -1,0 +1,119 @@
+"""Drafts and short prompts of which each sequence has one tile and none many keys: tiles follow from their index, whatever
+lengths are, and no schedule is read.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from gpu.batches import Batch, attend, judge_all, judged_results, main_dims, make, require_same  # noqa: E402
+from gpu.few_sequences import require_graph_serves, require_same_again  # noqa: E402
+from gpu.fixed_splits import plan_of  # noqa: E402
+from gpu.support import MAIN, small_masks  # noqa: E402
+from gpu.test_grid import name_of, on  # noqa: E402
+
+pytestmark = pytest.mark.gpu
+
+KEYS = {  # of each sequence; all have as many queries
+    "none, one, less than queries, as many as may be": (
+        0,
+        1,
+        5,
+        64,
+        130,
+        1024,
+        7,
+        300,
+        999,
+        12,
+        0,
+        700,
+        65,
+        128,
+        3,
+        16,
+        17,
+    ),
+    "many": tuple(7 * i % 400 for i in range(70)),
+    "alike": (200,) * 20,
+}
+LAYOUTS = (
+    {"keys": "paged", "page_size": 16},
+    {"keys": "paged", "page_size": 1},
+    {"keys": "paged", "page_size": 64, "strides": "interleaved"},
+    {"keys": "paged", "page_size": 16, "metadata": True},
+    {"call": "cache", "keys": "paged", "page_size": 16, "leftpad": 21},
+    {"call": "cache", "keys": "paged", "page_size": 24, "dense_q": True},
+    {"call": "cache", "keys": "dense", "dense_q": True, "leftpad": 5, "batch_idx": True},
+)
+
+
+def short(why: str, queries: int = 16, **given) -> Batch:
+    """With eight query heads for each of K and V."""
+    keys = KEYS[why]
+    fields = {"heads_q": 64, "heads_k": 8, "causal": True, "num_splits": 0, "tail_q": 0, **given}
+    return main_dims(Batch(why, (queries,) * len(keys), keys, **fields))
+
+
+def is_by_index(batch: Batch) -> bool:
+    return "their order hardly counts" in "\n".join(plan_of(batch).reasons)
+
+
+def test_the_plan_takes_them():
+    """What else a plan could take is no test of these."""
+    made = [short(why, **layout) for why in KEYS for layout in LAYOUTS[:3]]
+    assert all(is_by_index(batch) for batch in made), [batch.why for batch in made if not is_by_index(batch)]
+    assert not is_by_index(short("alike", tail_q=1, **LAYOUTS[0]))
+
+
+@pytest.mark.parametrize("mask", small_masks())
+@pytest.mark.parametrize("kernel", MAIN, ids=name_of)
+def test_masks_and_layouts(kernel, mask):
+    """A tile sees nothing, all keys or some under each mask; caches are of any layout."""
+    first = list(small_masks()).index(mask) + MAIN.index(kernel)
+    options = {"causal": False, **small_masks()[mask]}
+    judge_all([
+        short(why, **on(kernel, num_splits=i % 2, seed=i, **{**options, **LAYOUTS[(first + i) % len(LAYOUTS)]}))
+        for i, why in enumerate(KEYS)
+    ])  # fmt: skip
+
+
+@pytest.mark.parametrize("ratio", [1, 3, 5, 8, 12, 16, 64])
+def test_heads(ratio):
+    """As many queries as about 100 rows are; of a tile some heads' rows are left over."""
+    judge_all([
+        short(why, max(1, 100 // ratio), heads_q=heads_k * ratio, heads_k=heads_k, sinks=sinks, **LAYOUTS[i % len(LAYOUTS)])
+        for why in KEYS
+        for i, (heads_k, sinks) in enumerate(((3, "fp32"), (8, "")))
+    ])  # fmt: skip
+
+
+@pytest.mark.parametrize("why", KEYS)
+@pytest.mark.parametrize("kernel", MAIN, ids=name_of)
+def test_the_same_bits_as_by_a_schedule(kernel, why):
+    """Tiles must not depend on the bound on queries, which alone says that a schedule is not needed."""
+    case = short(why, **on(kernel, num_splits=1, **LAYOUTS[0]))
+    assert is_by_index(case) and not is_by_index(case.but(tail_q=1))
+    made = make(case)
+    expected = judged_results(made)
+    for bound in (17, 40, 1000):
+        require_same(case, f"max_seqlen_q {bound}", attend(made, max_seqlen_q=bound), expected)
+    require_same_again(case)
+
+
+def test_rows_that_do_not_count():
+    for case in (short(why, **LAYOUTS[0]) for why in KEYS):
+        judge_all([case.but(tail_q=60), case.but(extra_q=7, extra_k=5), case.but(slack=300), case.but(slack=-1)])
+
+
+def test_a_graph_serves_other_lengths():
+    """Captured for sequences that all have 16 queries, replayed with fewer of them and other keys."""
+    case = short("alike", **LAYOUTS[0]).but(k_lengths=(1000,) * 20)
+    assert is_by_index(case)
+    require_graph_serves(case, [
+        tuple((16, 50 * i) for i in range(20)),
+        tuple((i % 17, 50 * i) for i in range(20)),
+        ((0, 0),) * 19 + ((16, 1000),),
+    ])  # fmt: skip
