@@ -114,7 +114,7 @@ void share_out(PlanRequest const& request, Plan& plan) {
   bool const paired = !evenly && prefill.use == TileUse::kPaired;
   bool const whole = !clusters && prefill.parts == 1 && !paired;
   bool const known = whole && lengths_are_known(request);
-  bool const alike = known || (whole && tiles_are_short(request, prefill));
+  bool const alike = known || (whole && order_saves_little(request, prefill));
   bool const in_order = !clusters && !evenly && needs_no_schedule(request, prefill);
   char const* const reason = alike || prefill.parts > 1 ? nullptr
                              : !clusters                ? reason_for_a_schedule(request)
@@ -144,9 +144,9 @@ void share_out(PlanRequest const& request, Plan& plan) {
     plan_equal_parts(request, plan, prefill);
   } else if (alike) {
     because(plan, "schedule",
-            known
-                ? "none: there are as many rows of q and k as if all sequences were as long as they may be"
-                : "none: one tile for each sequence and group of heads, of so few keys that their order hardly counts");
+            known ? "none: there are as many rows of q and k as if all sequences were as long as they may be"
+                  : "none: one tile for each sequence and group of heads, or prompts, of so few keys that the order "
+                    "hardly counts");
     plan_alike(request, plan, prefill);
   } else {
     plan_dense(request, plan);

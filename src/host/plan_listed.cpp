@@ -12,8 +12,9 @@ namespace hopper_attention {
 namespace {
 
 // Of tiles that blocks have beforehand, by index: none is so long that the order matters more than the 3 to 12 us that
-// finding each in a schedule takes. 15 calls of 16 to 256 drafts of 33 to 64 rows took 0.65 of the time, one of them
-// 1.07 (docs/performance-notes.md, step 293).
+// finding each in a schedule takes. 31 calls of drafts with 17 to 192 rows, one tile each, took 0.79 of the time, 30 of
+// prompts 0.86; chunks of several tiles on keys of different lengths would take up to 1.6 (docs/performance-notes.md,
+// step 293).
 constexpr std::int64_t kKeysOfShortTile = 1024;
 
 // A sequence of the decode kernel is one tile as metadata count them; of the others each may end with a tile that is
@@ -108,16 +109,16 @@ bool lengths_are_known(PlanRequest const& request) {
   return problem.num_splits == 1 || whole_tiles_fill_grid(request);
 }
 
-bool tiles_are_short(PlanRequest const& request, PrefillChoice const& choice) {
+bool order_saves_little(PlanRequest const& request, PrefillChoice const& choice) {
   Problem const& problem = request.problem;
   bool const is_forced = request.forces_splits() || request.forces_tile();
-  if (!problem.ragged || problem.batch_invariant || request.decodes() || is_forced || choice.may_split) {
-    return false;
-  }
+  bool const known = problem.ragged && problem.batch > 1 && bound_on_queries_holds(problem) && !problem.seqused_q;
+  if (!known || problem.batch_invariant || request.decodes() || is_forced || choice.may_split) { return false; }
   TileConfig const& tile = request.tile_row(choice.use).tile;
   int const queries = tile_shape(tile, request.scheduled_packing(), false).queries;
-  return each_has_one_tile(problem, queries) && !problem.seqused_q &&
-         request.most_keys_of_tile(tile) <= kKeysOfShortTile;
+  bool const are_prompts = problem.mask.right == 0 && 4LL * problem.seqlen_q >= 3LL * problem.seqlen_k;
+  bool const are_alike = each_has_one_tile(problem, queries) || are_prompts;
+  return are_alike && request.most_keys_of_tile(tile) <= kKeysOfShortTile;
 }
 
 void take_scheduled_packing(PlanRequest const& request, Plan& plan) {

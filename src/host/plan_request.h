@@ -220,8 +220,9 @@ bool cuts_step_evenly(PlanRequest const& request);
 // Whether packed q and k have just the rows of sequences that are all as long as they may be, and no tile is to be cut:
 // then a schedule has nothing to find out. Sequences may still be shorter, and rows count for none.
 bool lengths_are_known(PlanRequest const& request);
-// Whether each sequence has one tile, however long, and none has many keys: then a schedule finds out too little.
-bool tiles_are_short(PlanRequest const& request, PrefillChoice const& choice);
+// Whether tiles are so short that finding them in a schedule takes longer than its order saves: each sequence has one,
+// of any length, or all have about as many, as prompts have.
+bool order_saves_little(PlanRequest const& request, PrefillChoice const& choice);
 bool whole_tiles_suffice(PlanRequest const& request);
 void plan_listed(PlanRequest const& request, Plan& plan, PrefillChoice const& prefill);
 

@@ -2091,7 +2091,8 @@ TEST_CASE("plan: tiles of some rows whose keys are gathered have a second block,
   CHECK(made(4, 1, 11 * 128) == 1);
 }
 
-TEST_CASE("plan: tiles follow from their index where each sequence has one and none has many keys") {
+TEST_CASE(
+    "plan: tiles follow from their index where none has many keys and each sequence has one, or all are prompts") {
   auto const cache = [](int queries, int keys) {
     Problem p = ragged(queries, keys, 128, 200);
     p.heads_q = 8;
@@ -2112,11 +2113,12 @@ TEST_CASE("plan: tiles follow from their index where each sequence has one and n
   auto const by_index = [](Problem const& p) {
     Plan const made = plan(p, card(132));
     CAPTURE(made.explain());
-    bool const yes = explains(made, "their order hardly counts");
+    bool const yes = explains(made, "the order hardly counts");
     CHECK(yes == !made.listed);
     if (yes) {
       CHECK(made.kernels.size() == 1);
-      CHECK(made.tiles == std::int64_t{p.batch} * p.heads_q / made.packed_heads);
+      int const of_sequence = ceil_div(p.seqlen_q, made.kernels.front().tile.rows / made.packed_heads);
+      CHECK(made.tiles == std::int64_t{p.batch} * of_sequence * p.heads_q / made.packed_heads);
       CHECK(made.workspace_bytes == 0);
       CHECK_FALSE(made.makes_schedule);
     }
@@ -2135,6 +2137,12 @@ TEST_CASE("plan: tiles follow from their index where each sequence has one and n
     CHECK(plan(other, card(132)).kernels.front().tile == made.kernels.front().tile);
   }
   CHECK_FALSE(by_index(packed(25, 1024)));  // 200 rows, two tiles of a sequence
+  CHECK(by_index(packed(768, 1024)));       // prompts, about as long as each other
+  CHECK_FALSE(by_index(packed(767, 1024)));
+  CHECK_FALSE(by_index(packed(800, 1025)));
+  Problem full = packed(768, 1024);  // of any keys
+  full.mask.right = kUnlimited;
+  CHECK_FALSE(by_index(full));
   Problem in_window = packed(8, 100'000);
   in_window.mask.left = 500;
   CHECK(by_index(in_window));

@@ -1,5 +1,5 @@
-"""Drafts and short prompts of which each sequence has one tile and none many keys: tiles follow from their index, whatever
-lengths are, and no schedule is read.
+"""Drafts and prompts of as many queries on few keys: tiles follow from their index, whatever lengths are, and no schedule
+is read. Each sequence has one tile, or as many as all of its queries need.
 """
 
 from __future__ import annotations
@@ -39,6 +39,11 @@ KEYS = {  # of each sequence; all have as many queries
     "many": tuple(7 * i % 400 for i in range(70)),
     "alike": (200,) * 20,
 }
+PROMPTS = {  # queries, and keys of each sequence
+    "without keys before them": (200, (200,) * 12),
+    "with some, or fewer keys than queries": (700, (700, 701, 900, 640, 0, 3, 933)),
+    "that fill no tile": (193, (193, 200, 257, 256) * 9),
+}
 LAYOUTS = (
     {"keys": "paged", "page_size": 16},
     {"keys": "paged", "page_size": 1},
@@ -58,7 +63,7 @@ def short(why: str, queries: int = 16, **given) -> Batch:
 
 
 def is_by_index(batch: Batch) -> bool:
-    return "their order hardly counts" in "\n".join(plan_of(batch).reasons)
+    return "the order hardly counts" in "\n".join(plan_of(batch).reasons)
 
 
 def test_the_plan_takes_them():
@@ -78,6 +83,19 @@ def test_masks_and_layouts(kernel, mask):
         short(why, **on(kernel, num_splits=i % 2, seed=i, **{**options, **LAYOUTS[(first + i) % len(LAYOUTS)]}))
         for i, why in enumerate(KEYS)
     ])  # fmt: skip
+
+
+@pytest.mark.parametrize("why", PROMPTS)
+@pytest.mark.parametrize("kernel", MAIN, ids=name_of)
+def test_prompts(kernel, why):
+    """Of several tiles each, in a window, with softcap and sinks, and with a schedule that is given, but not read."""
+    queries, keys = PROMPTS[why]
+    fields = {"heads_q": 8, "heads_k": 2, "causal": True, "num_splits": 1, "tail_q": 0}
+    for layout in LAYOUTS:
+        case = Batch(why, (queries,) * len(keys), keys, **on(kernel, **fields, **layout))
+        assert is_by_index(case) or layout.get("dense_q")
+        judge_all([case, case.but(softcap=20.0), case.but(sinks="fp32", num_splits=0)])
+        judge_all([case.but(window=(90, 0)), case.but(extra_q=5), case.but(tail_q=40)])
 
 
 @pytest.mark.parametrize("ratio", [1, 3, 5, 8, 12, 16, 64])
