@@ -12,8 +12,8 @@ namespace hopper_attention {
 namespace {
 
 // Of tiles that blocks have beforehand, by index: none is so long that the order matters more than the 3 to 12 us that
-// finding each in a schedule takes. 31 calls of drafts with 17 to 192 rows, one tile each, took 0.79 of the time, 30 of
-// prompts 0.86; chunks of several tiles on keys of different lengths would take up to 1.6 (docs/performance-notes.md,
+// finding each in a schedule takes. 31 calls of drafts with 17 to 192 rows, one tile each, took 0.79 of the time, 35 of
+// prompts 0.88; chunks of several tiles on keys of different lengths would take up to 1.6 (docs/performance-notes.md,
 // step 293).
 constexpr std::int64_t kKeysOfShortTile = 1024;
 
