@@ -33,8 +33,8 @@ if(HOPPER_ATTENTION_HOST_ONLY)
   set(built_dtypes "")
 endif()
 
-# Where more files can be compiled at a time than there are, each has a part of the kernels. A part takes some 25 s of its
-# own.
+# Where more files can be compiled at a time than there are, each has a part of the kernels: by what the machine has, not
+# what is free of it, so that names of files stay. A part takes some 25 s of its own.
 if(HOPPER_ATTENTION_KERNEL_PARTS)
   set(PARTS ${HOPPER_ATTENTION_KERNEL_PARTS})
 else()
@@ -43,7 +43,7 @@ else()
   math(EXPR file_count "${head_dim_count} * ${dtype_count}")
   set(PARTS 1)
   if(file_count GREATER 0)
-    math(EXPR PARTS "(${kernel_jobs} + ${file_count} - 1) / ${file_count}")
+    math(EXPR PARTS "(${most_kernel_jobs} + ${file_count} - 1) / ${file_count}")
   endif()
 endif()
 # A file needs a kernel, of which the head dims with the fewest have this many.
@@ -55,6 +55,7 @@ math(EXPR last_part "${PARTS} - 1")
 
 # Writes the kernel files and kernel_table.cpp into the build tree; sets kernel_sources and kernel_table_source.
 set(kernel_sources "")
+set(kernel_units "")
 set(KERNEL_DECLARATIONS "")
 set(KERNEL_CALLS "")
 foreach(entry IN LISTS built_head_dims)
@@ -68,6 +69,7 @@ foreach(entry IN LISTS built_head_dims)
       set(generated ${CMAKE_CURRENT_BINARY_DIR}/instantiations/attention_${TAG}.cu)
       configure_file(${CMAKE_CURRENT_SOURCE_DIR}/src/instantiations/attention.cu.in ${generated} @ONLY)
       list(APPEND kernel_sources ${generated})
+      list(APPEND kernel_units attention_${TAG} unity_attention_${entry}_cu)
       if(PARTS EQUAL 1 AND NOT entry IN_LIST head_dims_with_many_kernels)
         set_source_files_properties(${generated} PROPERTIES UNITY_GROUP attention_${entry})
       endif()

@@ -1,15 +1,22 @@
-# Sets kernel_jobs: how many kernel files are compiled at a time.
-# One kernel file takes up to 4 GB of memory to compile.
-if(HOPPER_ATTENTION_KERNEL_JOBS)
-  set(kernel_jobs ${HOPPER_ATTENTION_KERNEL_JOBS})
-else()
-  cmake_host_system_information(RESULT free_mb QUERY AVAILABLE_PHYSICAL_MEMORY)
-  cmake_host_system_information(RESULT kernel_jobs QUERY NUMBER_OF_LOGICAL_CORES)
-  math(EXPR fitting "${free_mb} / 4096")
+# Sets kernel_jobs, how many kernel files are compiled at a time, and most_kernel_jobs, how many may be on this machine. One
+# file takes up to 4 GB of memory to compile.
+function(hopper_attention_kernel_jobs out memory)
+  cmake_host_system_information(RESULT jobs QUERY NUMBER_OF_LOGICAL_CORES)
+  cmake_host_system_information(RESULT mb QUERY ${memory})
+  math(EXPR fitting "${mb} / 4096")
   if(fitting LESS 1)
     set(fitting 1)
   endif()
-  if(fitting LESS kernel_jobs)
-    set(kernel_jobs ${fitting})
+  if(fitting LESS jobs)
+    set(jobs ${fitting})
   endif()
+  set(${out} ${jobs} PARENT_SCOPE)
+endfunction()
+
+if(HOPPER_ATTENTION_KERNEL_JOBS)
+  set(kernel_jobs ${HOPPER_ATTENTION_KERNEL_JOBS})
+  set(most_kernel_jobs ${HOPPER_ATTENTION_KERNEL_JOBS})
+else()
+  hopper_attention_kernel_jobs(kernel_jobs AVAILABLE_PHYSICAL_MEMORY)
+  hopper_attention_kernel_jobs(most_kernel_jobs TOTAL_PHYSICAL_MEMORY)
 endif()

@@ -2,9 +2,18 @@
 include(cuda_compiler)
 
 # In front of the long files, which end in pairs of equal length.
-list(PREPEND kernel_sources ${CMAKE_CURRENT_SOURCE_DIR}/src/instantiations/combine.cu)
-list(PREPEND kernel_sources ${CMAKE_CURRENT_SOURCE_DIR}/src/instantiations/append.cu)
-list(PREPEND kernel_sources ${CMAKE_CURRENT_SOURCE_DIR}/src/instantiations/schedule.cu)
+foreach(unit combine append schedule)
+  list(PREPEND kernel_sources ${CMAKE_CURRENT_SOURCE_DIR}/src/instantiations/${unit}.cu)
+  list(APPEND kernel_units ${unit})
+endforeach()
+# What ptxas said of files that were part of this build tree before.
+file(GLOB ptxas_logs ${CMAKE_CURRENT_BINARY_DIR}/ptxas/*.txt)
+foreach(log IN LISTS ptxas_logs)
+  get_filename_component(unit ${log} NAME_WE)
+  if(NOT unit IN_LIST kernel_units)
+    file(REMOVE ${log})
+  endif()
+endforeach()
 add_library(hopper_attention_kernels OBJECT ${kernel_sources})
 target_include_directories(hopper_attention_kernels PRIVATE include src)
 target_include_directories(hopper_attention_kernels SYSTEM PRIVATE ${cutlass_include})

@@ -37,7 +37,8 @@ struct Arguments {
   Tensor cp_tot_seqused_k;  // (B,): keys of a sequence on all ranks of context parallelism
   std::int64_t seqlen_k_new = 0;    // keys that were appended behind seqused_k, in every sequence
   std::int64_t seqused_k_all = -1;  // instead of seqused_k, the same for all sequences; -1: not given
-  std::int64_t max_seqlen_q = -1;   // bounds, for speed; -1: what the shapes allow
+  // Bounds, for speed; -1: what the shapes allow. Rows of a sequence with more queries may be left unwritten.
+  std::int64_t max_seqlen_q = -1;
   std::int64_t max_seqlen_k = -1;
   std::int64_t cp_world_size = 1;  // local key j is key j * cp_world_size + cp_rank of the sequence
   std::int64_t cp_rank = 0;

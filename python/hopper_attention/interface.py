@@ -217,7 +217,8 @@ def flash_attn_varlen_func(
     sequences: their out and LSE are not written.
 
     max_seqlen_q, max_seqlen_k: upper bounds, for speed only: an int, or a 0-d integer tensor (one on the GPU is read,
-    which synchronises, and is refused during graph capture); None is what the shapes allow.
+    which synchronises, and is refused during graph capture); None is what the shapes allow. Rows of a sequence that has
+    more than max_seqlen_q queries may be left unwritten.
 
     scheduler_metadata: from `get_scheduler_metadata`, so that layers share it; None: made in the workspace by each
     call. num_splits: as in `flash_attn_func`; with 1 no tile is cut, sequences of few queries included, but two thread

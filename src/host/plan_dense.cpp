@@ -1,5 +1,5 @@
-// Calls whose tiles follow from their index, since all sequences are alike or as long as the rows allow: which tile,
-// how many heads share it, and in which order do the tiles run?
+// Calls whose tiles follow from their index, since all sequences are alike, as long as the rows allow, or short: which
+// tile, how many heads share it, and in which order do the tiles run?
 #include <algorithm>
 #include <cmath>
 #include <cstdint>

@@ -23,7 +23,7 @@ std::int64_t most_tiles_of_group(Problem const& problem, KernelFamily family, in
   if (family == KernelFamily::kDecode) { return problem.batch; }
   std::int64_t const full = problem.packed_q ? problem.total_q / queries + problem.batch
                                              : std::int64_t{problem.batch} * ceil_div(problem.seqlen_q, queries);
-  return full + (resized && !each_has_one_tile(problem, queries) ? problem.batch : 0);
+  return full + (resized ? problem.batch : 0);
 }
 
 // Of a plan that cuts no tile.
@@ -106,6 +106,8 @@ bool lengths_are_known(PlanRequest const& request) {
       bound_on_queries_holds(problem) && !problem.seqused_q && problem.keys_known && problem.mask.cp_world <= 1;
   bool const is_forced = request.forces_splits() || request.forces_tile();
   if (!problem.ragged || !known || problem.batch_invariant || request.decodes() || is_forced) { return false; }
+  // Some of so many heads share a tile, which only a schedule has, and one block holds a window of no others.
+  if (request.ratio() > kSlabRows && window_row(request) != nullptr) { return false; }
   return problem.num_splits == 1 || whole_tiles_fill_grid(request);
 }
 
@@ -114,6 +116,8 @@ bool order_saves_little(PlanRequest const& request, PrefillChoice const& choice)
   bool const is_forced = request.forces_splits() || request.forces_tile();
   bool const known = problem.ragged && problem.batch > 1 && bound_on_queries_holds(problem) && !problem.seqused_q;
   if (!known || problem.batch_invariant || request.decodes() || is_forced || choice.may_split) { return false; }
+  // Some of so many heads share a tile, which only a schedule has.
+  if (request.ratio() > kSlabRows) { return false; }
   TileConfig const& tile = request.tile_row(choice.use).tile;
   int const queries = tile_shape(tile, request.scheduled_packing(), false).queries;
   bool const are_prompts = problem.mask.right == 0 && 4LL * problem.seqlen_q >= 3LL * problem.seqlen_k;

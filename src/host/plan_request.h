@@ -111,8 +111,8 @@ struct PrefillChoice {
   int parts = 1;
 };
 
-// plan_dense.cpp: a tile follows from its index. plan_alike: with lengths on the device that cannot but be the same;
-// the tile is that of other lengths, if they have no kernel for both classes.
+// plan_dense.cpp: a tile follows from its index. plan_alike: with lengths on the device that cannot but be the same, or
+// whose order saves little; the tile is that of other lengths, if they have no kernel for both classes.
 void plan_dense(PlanRequest const& request, Plan& plan);
 // Of an SM, for a sequence of the problem, with its share of the time that SMs are idle.
 double us_of_sequence(PlanRequest const& request, TileRow const& row, int packed_heads);

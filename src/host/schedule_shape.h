@@ -52,8 +52,9 @@ inline int query_rows_of_sequence(Problem const& problem) {
   return static_cast<int>(problem.packed_q && problem.batch == 1 ? problem.total_q : problem.seqlen_q);
 }
 
-// Whether no sequence has more queries than the bound says. That of a packed call may be too small, and all rows that
-// sequences have are written nevertheless, but where there are as many rows as it allows.
+// Whether the bound on queries may be relied on: of a q that is not packed its shape says it; of a packed one it is
+// believed if there are just as many rows as it allows. Otherwise it may be too small, and all rows are written
+// nevertheless.
 inline bool bound_on_queries_holds(Problem const& problem) {
   return !problem.packed_q || problem.total_q == std::int64_t{problem.batch} * problem.seqlen_q;
 }

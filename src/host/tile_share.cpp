@@ -49,8 +49,8 @@ constexpr double kSharedBytesPerUs = 6.5e6;
 constexpr double kBlockOf64RowsBytesPerUs = 45e3;
 
 // Of a block whose keys are gathered, in the tile of 17 to 32 rows: with head dim 128 and pages of one key, of five
-// slots 51 GB/s, where six read 61 (docs/performance-notes.md, step 292). From so many key blocks of a tile on a second
-// block takes less of them than it adds.
+// slots 51 GB/s, where six read 61 (docs/performance-notes.md, step 292). With fewer key blocks than these in a tile,
+// merging takes longer than a second block saves.
 constexpr double kGatheringBlockBytesPerUs = 51e3;
 constexpr int kBlocksWorthTwoGatherers = 12;
 
@@ -64,7 +64,7 @@ int sms_in_clusters(PlanRequest const& request, int size) {
 // Whether blocks whose keys are gathered, which wait for memory with fewer bytes on the way than others, are too few to
 // read as fast as all.
 bool gather_slowly(PlanRequest const& request, TileConfig const& tile, std::int64_t ctas) {
-  bool const fewer_slots = tile.rows > kMostFewRows && tile.per_sm == 1;
+  bool const fewer_slots = kMostFewRows < tile.rows && tile.rows <= kMostSomeRows && tile.per_sm == 1;
   bool const is_long = request.blocks_of_tile(tile) >= kBlocksWorthTwoGatherers;
   return fewer_slots && is_long && gathers_keys(request.problem, tile) &&
          static_cast<double>(ctas) * kGatheringBlockBytesPerUs < kCardBytesPerUs;
