@@ -40,8 +40,8 @@ class HostCase:
     under_mode: bool = False
 
 
-def _case(name: str, call: str, page_size: int = 0, queries: int = 1, batch: int = 1) -> Case:
-    return Case("host", name, batch, queries, 128, 32, 8, 128, causal=page_size > 0, call=call, page_size=page_size)
+def _case(name: str, call: str, page_size: int = 0) -> Case:
+    return Case("host", name, 1, 1, 128, 32, 8, 128, causal=page_size > 0, call=call, page_size=page_size)
 
 
 MANY = 161  # sequences: more than the lanes of a warp hold
@@ -52,10 +52,18 @@ HOST_CASES = [
     HostCase(_case("paged", "varlen", 16), ONE_LAUNCH_US),
     HostCase(_case("paged, out allocated", "varlen", 16), ONE_LAUNCH_US + ALLOCATING_US, without=("out",)),
     HostCase(_case("paged cache", "cache", 16), ONE_LAUNCH_US),
-    # So many queries that no decode path takes the call, of more sequences than do without a schedule: schedule, prefill.
-    # Keys so long that tiles may be cut, beside single queries: prefill, decode, combine.
+    # So many queries that no decode path takes the call, of more sequences than do without a schedule, one of them with
+    # fewer queries than the others: schedule, prefill. Keys so long that tiles may be cut, beside single queries: prefill,
+    # decode, combine.
     HostCase(
-        _case("paged, schedule made (2 launches)", "varlen", 16, queries=32, batch=MANY),
+        Case(
+            *("host", "paged, schedule made (2 launches)", MANY, 32, 128, 32, 8, 128),
+            causal=True,
+            call="varlen",
+            page_size=16,
+            lengths=(128,) * MANY,
+            queries=(31,) + (32,) * (MANY - 1),
+        ),
         ONE_LAUNCH_US + LAUNCH_US,
         without=("metadata",),
     ),
