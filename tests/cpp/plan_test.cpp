@@ -1308,6 +1308,19 @@ TEST_CASE("plan: clusters share the tiles of a call with few of them, as far as 
   CHECK(cluster(1, 10'000'000, 0) == 0);  // one sequence may be too long for a cluster
 }
 
+struct Change {
+  char const* why;
+  void (*apply)(Problem&);
+};
+
+// With which packed sequences that all seemed to have as many queries need a schedule.
+constexpr Change kWantSchedule[] = {
+    {"rows of no sequence, or a bound that is too small", [](Problem& p) { ++p.total_q; }},
+    {"shorter ones for certain", [](Problem& p) { --p.total_q; }},
+    {"rows that do not count", [](Problem& p) { p.seqused_q = true; }},
+    {"splits of fixed size", [](Problem& p) { p.batch_invariant = true; }},
+};
+
 TEST_CASE("plan: rows for nothing but sequences as long as they may be need no schedule") {
   Problem known = ragged(512, 512, 128, 32);
   known.packed_q = known.keys_known = true;
@@ -1326,20 +1339,15 @@ TEST_CASE("plan: rows for nothing but sequences as long as they may be need no s
   other.keys_known = false;
   CHECK(plan(other, card(132)).kernels.front().tile == made.kernels.front().tile);
   CHECK(listed(other));
-  struct Case {
-    char const* why;
-    void (*change)(Problem&);
-  };
-  for (Case const& c : {Case{"rows of no sequence, or a bound that is too small", [](Problem& p) { ++p.total_q; }},
-                        Case{"shorter ones for certain", [](Problem& p) { --p.total_q; }},
-                        Case{"rows that do not count", [](Problem& p) { p.seqused_q = true; }},
-                        Case{"splits of fixed size", [](Problem& p) { p.batch_invariant = true; }},
-                        Case{"keys on other ranks", [](Problem& p) { p.mask.cp_world = 2; }}}) {
+  for (Change const& c : kWantSchedule) {
     CAPTURE(c.why);
     Problem p = known;
-    c.change(p);
+    c.apply(p);
     CHECK(listed(p));
   }
+  Problem on_ranks = known;
+  on_ranks.mask.cp_world = 2;
+  CHECK(listed(on_ranks));
   Problem few = known;  // tiles that leave SMs idle are cut, if that saves more than it takes to merge them
   few.batch = 1;
   few.seqlen_q = few.total_q = 128;
@@ -2087,6 +2095,7 @@ TEST_CASE("plan: tiles of some rows whose keys are gathered have a second block,
   CHECK(made(4, 4, 131'072) == 2);
   CHECK(made(4, 16, 131'072) == 1);  // boxes: 64 blocks read as fast as all
   CHECK(made(1, 1, 131'072) == 1);   // nearly
+  CHECK(made(8, 1, 131'072) == 1);   // 64 rows, which were not measured
   CHECK(made(4, 1, 12 * 128) == 2);
   CHECK(made(4, 1, 11 * 128) == 1);
 }
@@ -2163,17 +2172,10 @@ TEST_CASE(
   Problem in_window = packed(8, 100'000);
   in_window.mask.left = 500;
   CHECK(by_index(in_window));
-  struct Case {
-    char const* why;
-    void (*change)(Problem&);
-  };
-  for (Case const& c : {Case{"rows of no sequence, or a bound that is too small", [](Problem& p) { ++p.total_q; }},
-                        Case{"shorter ones for certain", [](Problem& p) { --p.total_q; }},
-                        Case{"rows that do not count", [](Problem& p) { p.seqused_q = true; }},
-                        Case{"splits of fixed size", [](Problem& p) { p.batch_invariant = true; }}}) {
+  for (Change const& c : kWantSchedule) {
     CAPTURE(c.why);
     Problem p = packed(8, 1000);
-    c.change(p);
+    c.apply(p);
     CHECK_FALSE(by_index(p));
   }
 }
@@ -2192,6 +2194,7 @@ TEST_CASE("plan: where each sequence has one tile, a tile of fewer rows is no mo
     REQUIRE(made.listed);
     KernelPlan const& kernel = made.kernels.front();
     REQUIRE(kernel.tile.rows == 128);
+    CHECK(kernel.most_tiles >= 2 * 200);  // metadata of a cache call may be made for twice as many queries
     CHECK_FALSE(schedule_params(made, kernel, p).resized.on());
     ++p.seqlen_q;
     CHECK(schedule_params(made, kernel, p).resized.on() == is_packed);  // a bound that may be too small
