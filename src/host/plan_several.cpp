@@ -1,5 +1,6 @@
 // Sequences with more query rows than the tile of 32 holds: several such tiles for each, which the blocks of clusters
 // share and merge in shared memory, instead of one of 64 rows or those for many queries?
+#include <algorithm>
 #include <cstdint>
 
 #include "host/plan_request.h"
@@ -21,6 +22,8 @@ constexpr std::int64_t kMostBytesOfBlock = std::int64_t{1} << 20;
 // (docs/performance-notes.md, step 253).
 constexpr double kSavedWithoutMergingUs = 1.8;
 constexpr double kUsOfMergingColumn = 2.0 / 128;
+// And for 64 rows: a cluster takes so much longer to start, and to merge them.
+constexpr double kUsOf64Rows = 1.6;
 // What calls of many queries take beside their tiles, where these are whole, and where clusters or equal parts share
 // them.
 constexpr double kEndsOfWholeUs = 4;
@@ -49,9 +52,21 @@ double us_of_several(PlanRequest const& request, TileConfig const& tile, TileSha
   return share.blocks() == 1 ? us - kSavedWithoutMergingUs : us + merging;
 }
 
-// By one tile of 64 rows for each sequence and group of heads, or those for many queries.
+// By one tile of 64 rows for each sequence and group of heads: by a block, or cut, or by the blocks of clusters.
+double us_of_one_tile_each(PlanRequest const& request) {
+  double const us = us_of_whole_tiles_of_few(request);
+  // Of a full tile, whatever the bound on queries is.
+  Problem problem = request.problem;
+  problem.seqlen_q = kSlabRows / request.scheduled_packing();
+  PlanRequest const full{problem, request.device, request.forced};
+  TileConfig const& tile = full.tile_row(TileUse::kDecode).tile;
+  TileShare const share = share_of_tile(full, tile);
+  return share.blocks() == 1 ? us : std::min(us, us_of_several(full, tile, share) + kUsOf64Rows);
+}
+
+// So, or by those for many queries.
 double us_otherwise(PlanRequest const& request) {
-  if (request.decodes()) { return us_of_whole_tiles_of_few(request); }
+  if (request.decodes()) { return us_of_one_tile_each(request); }
   PrefillChoice const choice = choose_prefill(request);
   bool const whole = choice.use != TileUse::kPaired && choice.parts == 1;
   return us_of_choice(request, choice) + (whole ? kEndsOfWholeUs : kEndsUs);

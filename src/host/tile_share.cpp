@@ -48,6 +48,17 @@ constexpr double kSharedBytesPerUs = 6.5e6;
 // A block with the tile of 64 rows, which its instructions bound.
 constexpr double kBlockOf64RowsBytesPerUs = 45e3;
 
+// Of tiles of more than 16 rows, by the times of 88 calls, each with up to 19 shares (docs/performance-notes.md, step
+// 295). What a block takes for 128 keys at least where it is alone on its SM: with head dim 96 0.95 us, with 128 1.0.
+// Where two share one, what the second adds.
+constexpr int kKeysOfLongStep = 128;
+constexpr double kUsOfLongStep = 0.97;
+constexpr double kSecondOfTwoBytesPerUs = 20e3;
+// What a row adds where several clusters take a tile, whose parts a kernel merges: two parts by clusters of two take
+// 4 us longer than by one of four with 40 rows, 8 with 64.
+constexpr double kUsOfRowOfPairs = 0.08;
+constexpr double kUsOfRowOfClusters = 0.06;
+
 // Of a block whose keys are gathered, in the tile of 17 to 32 rows: with head dim 128 and pages of one key, of five
 // slots 51 GB/s, where six read 61 (docs/performance-notes.md, step 292). With fewer key blocks than these in a tile,
 // merging takes longer than a second block saves.
@@ -113,6 +124,17 @@ double bytes_of_keys(PlanRequest const& request, TileConfig const& tile, std::in
   return static_cast<double>(request.groups_of_few() * blocks * request.bytes_of_block(tile));
 }
 
+// What the blocks of all tiles read if memory does not bound it.
+double bytes_of_blocks_per_us(PlanRequest const& request, TileConfig const& tile, std::int64_t blocks) {
+  double const of_one = tile.per_sm > 1 ? kOneOfTwoBytesPerUs : kBlockBytesPerUs;
+  if (tile.rows <= kMostFewRows) { return static_cast<double>(blocks) * of_one; }
+  bool const long_steps = tile.per_sm == 1 && tile.keys == kKeysOfLongStep;
+  double const by_steps = static_cast<double>(request.bytes_of_block(tile)) / kUsOfLongStep;
+  std::int64_t const first = std::min<std::int64_t>(blocks, request.available_sms());
+  return static_cast<double>(first) * (long_steps ? std::min(of_one, by_steps) : of_one) +
+         static_cast<double>(blocks - first) * kSecondOfTwoBytesPerUs;
+}
+
 // Until these are read from memory, and by the blocks of all tiles.
 double us_of_reading(PlanRequest const& request, TileConfig const& tile, TileShare const& share,
                      std::int64_t blocks_of_tile) {
@@ -120,7 +142,7 @@ double us_of_reading(PlanRequest const& request, TileConfig const& tile, TileSha
   std::int64_t const blocks = share.blocks() * tiles;
   double const bytes = bytes_of_keys(request, tile, blocks_of_tile);
   double const bytes_of_tiles = bytes * static_cast<double>(tiles) / static_cast<double>(request.groups_of_few());
-  double by_blocks = static_cast<double>(blocks) * (tile.per_sm > 1 ? kOneOfTwoBytesPerUs : kBlockBytesPerUs);
+  double by_blocks = bytes_of_blocks_per_us(request, tile, blocks);
   if (request.several_tiles > 0) { by_blocks = std::min(by_blocks, kSharedBytesPerUs); }
   if (share.size > kPortableCluster && share.clusters == 1 && tiles <= std::ssize(kLargeClustersBytesPerUs)) {
     return bytes_of_tiles / std::min(kLargeClustersBytesPerUs[tiles - 1], by_blocks);
@@ -246,7 +268,11 @@ std::string reason_for_share(PlanRequest const& request, TileConfig const& tile,
 
 double us_of_tiles(PlanRequest const& request, TileConfig const& tile, TileShare const& share, std::int64_t blocks) {
   bool const by_one = share.clusters == 1 || blocks <= kFewBlocksOfShare * share.size;
-  double const ends = by_one ? kEndsOfOneUs : share.size == 2 ? kEndsOfPairsUs : kEndsOfSeveralUs;
+  double ends = by_one ? kEndsOfOneUs : share.size == 2 ? kEndsOfPairsUs : kEndsOfSeveralUs;
+  if (!by_one && tile.rows > kMostFewRows) {
+    std::int64_t const rows = std::min<std::int64_t>(request.rows_of_few(), tile.rows);
+    ends += static_cast<double>(rows) * (share.size == 2 ? kUsOfRowOfPairs : kUsOfRowOfClusters);
+  }
   return ends + us_of_reading(request, tile, by_one ? TileShare{share.size, 1} : share, blocks);
 }
 
