@@ -16,6 +16,9 @@ namespace {
 // prompts 0.88; chunks of several tiles on keys of different lengths would take up to 1.6 (docs/performance-notes.md,
 // step 293).
 constexpr std::int64_t kKeysOfShortTile = 1024;
+// So are those of sequences of so many key blocks, however many queries each has: 119 calls of ragged prompts took 0.74
+// of the time; with three blocks 0.96, with more 1.1 (step 296).
+constexpr int kBlocksOfShortSequence = 2;
 
 // A sequence of the decode kernel is one tile as metadata count them; of the others each may end with a tile that is
 // not full, and resized ones may be one more. `queries`: of a tile, and of one that metadata count.
@@ -24,6 +27,24 @@ std::int64_t most_tiles_of_group(Problem const& problem, KernelFamily family, in
   std::int64_t const full = problem.packed_q ? problem.total_q / queries + problem.batch
                                              : std::int64_t{problem.batch} * ceil_div(problem.seqlen_q, queries);
   return full + (resized ? problem.batch : 0);
+}
+
+// Whether tiles follow from their index since all sequences have few keys, however many queries each has. A block takes
+// no time that counts for tiles that a sequence does not have, unless these are many. `queries` of a tile.
+bool are_short_sequences(PlanRequest const& request, PrefillChoice const& choice, int queries) {
+  constexpr int kMostForOne = 6;    // that exists
+  constexpr int kMostOverMean = 4;  // queries
+  Problem const& problem = request.problem;
+  if (problem.seqlen_k > kBlocksOfShortSequence * request.tile_row(choice.use).tile.keys) { return false; }
+  std::int64_t const tiles = problem.batch * std::int64_t{ceil_div(problem.seqlen_q, queries)};
+  // Blocks that rank tiles find a few as soon, and take none that does not exist.
+  bool const in_one_round = tiles * request.scheduled_groups() <= request.device.sm_count;
+  if (!in_one_round && needs_no_schedule(request, choice)) { return false; }
+  if (!problem.packed_q) { return true; }
+  // Beside a prompt most may have single queries, for which there are other kernels.
+  std::int64_t const longest = problem.batch * std::int64_t{problem.seqlen_q};
+  bool const may_be_few = problem.num_splits != 1 && longest > kMostOverMean * problem.total_q;
+  return !may_be_few && tiles <= kMostForOne * (problem.total_q / queries + problem.batch);
 }
 
 // Of a plan that cuts no tile.
@@ -114,12 +135,14 @@ bool lengths_are_known(PlanRequest const& request) {
 bool order_saves_little(PlanRequest const& request, PrefillChoice const& choice) {
   Problem const& problem = request.problem;
   bool const is_forced = request.forces_splits() || request.forces_tile();
-  bool const known = problem.ragged && problem.batch > 1 && bound_on_queries_holds(problem) && !problem.seqused_q;
-  if (!known || problem.batch_invariant || request.decodes() || is_forced || choice.may_split) { return false; }
+  bool const has_lengths = problem.ragged && problem.batch > 1 && !problem.seqused_q;
+  if (!has_lengths || problem.batch_invariant || request.decodes() || is_forced || choice.may_split) { return false; }
   // Some of so many heads share a tile, which only a schedule has.
   if (request.ratio() > kSlabRows) { return false; }
   TileConfig const& tile = request.tile_row(choice.use).tile;
   int const queries = tile_shape(tile, request.scheduled_packing(), false).queries;
+  if (are_short_sequences(request, choice, queries)) { return true; }
+  if (!bound_on_queries_holds(problem)) { return false; }
   bool const are_prompts = problem.mask.right == 0 && 4LL * problem.seqlen_q >= 3LL * problem.seqlen_k;
   bool const are_alike = each_has_one_tile(problem, queries) || are_prompts;
   return are_alike && request.most_keys_of_tile(tile) <= kKeysOfShortTile;

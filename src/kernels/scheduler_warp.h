@@ -112,7 +112,8 @@ __device__ __forceinline__ void publish_many_queries(AttentionParams const& para
   } else if (Traits::kRanked && params.ranked.ctas > 0) {
     publish_items(RankedTileSource(params, Traits::kKeys, cta, room));
   } else if (!Traits::kListed || !params.listed) {
-    publish_items(DenseWorkSource(params, cta, Traits::kParts && params.parts.on()));
+    int const queries = Traits::kListed ? Traits::kConsumerWarpgroups * params.packing.queries_per_slab : 0;
+    publish_items(DenseWorkSource(params, cta, Traits::kParts && params.parts.on(), queries));
   } else {
     ScheduleParams const& schedule = params.schedule;
     using Source = WorkSource<Traits::kPlacesNear, typename Traits::Few>;

@@ -15,16 +15,19 @@
 
 namespace hopper_attention {
 
-// Of a call whose tiles follow from their index: dense, with lengths that are known, of one sequence, or in equal
-// parts.
+// Of a call whose tiles follow from their index: dense, with lengths that are known or short, of one sequence, or in
+// equal parts.
 class DenseWorkSource {
  public:
   static constexpr bool kDraws = false;
 
-  HA_HOST_DEVICE DenseWorkSource(AttentionParams const& params, int cta, bool in_parts)
+  // `queries` of a tile, where sequences may have more of them than the bound says: whoever has the last tile of such
+  // a sequence takes those behind it, too. 0: none has.
+  HA_HOST_DEVICE DenseWorkSource(AttentionParams const& params, int cta, bool in_parts, int queries = 0)
       : params_(params),
         cta_(cta),
         in_parts_(in_parts),
+        queries_(in_parts ? 0 : queries),
         scheduler_(params.scheduler, in_parts ? params.parts.of_tile.quotient(cta) : cta) {}
 
   // The next item and its sequence; item.place is -1 at the end. Returns whether the list ends soon, which counts where
@@ -34,9 +37,15 @@ class DenseWorkSource {
     item.place = -1;
     if (!scheduler_.valid()) { return true; }
     Tile const tile = scheduler_.tile();
-    scheduler_.advance();
-    item = {.place = tile.batch, .head = tile.head, .m = tile.m};
+    item = {.place = tile.batch, .head = tile.head, .m = tile.m + behind_};
     sequence = sequence_at(params_.sequences, tile.batch);
+    bool const is_last = item.m + 1 >= params_.scheduler.m_blocks;
+    if (queries_ > 0 && is_last && (item.m + 1) * queries_ < sequence.len.q) {
+      ++behind_;
+    } else {
+      behind_ = 0;
+      scheduler_.advance();
+    }
     if (in_parts_) {
       item.first = params_.parts.of_tile.remainder(cta_);
       if (!params_.parts.first_takes_all(sequence.len)) {
@@ -54,6 +63,8 @@ class DenseWorkSource {
   AttentionParams const& params_;
   int cta_;
   bool in_parts_;
+  int queries_;
+  int behind_ = 0;  // tiles behind the last one that the bound knows
   TileScheduler scheduler_;
 };
 

@@ -2180,6 +2180,47 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("plan: tiles follow from their index where no sequence has more than two blocks of keys") {
+  auto const packed = [](int keys) {
+    Problem p = ragged(keys, keys, 128, 50);
+    p.num_splits = 1;
+    p.packed_q = true;
+    p.total_q = std::int64_t{p.batch} * keys / 2;
+    p.keys = KeyLayout::kVarlen;
+    return p;
+  };
+  auto const by_index = [](Problem const& p) {
+    Plan const made = plan(p, card(132));
+    CAPTURE(made.explain());
+    CHECK(made.listed != explains(made, "the order hardly counts"));
+    CHECK(made.makes_schedule == made.listed);
+    return !made.listed;
+  };
+  int const keys = plan(packed(100), card(132)).kernels.front().tile.keys;
+  for (int const right : {0, kUnlimited}) {
+    for (bool const has_metadata : {false, true}) {
+      Problem p = packed(2 * keys);
+      p.mask.right = right;
+      p.keys = has_metadata ? KeyLayout::kPaged : KeyLayout::kVarlen;
+      CHECK(by_index(p));
+      p.num_splits = 0;
+      CHECK(by_index(p));
+      ++p.seqlen_k;
+      CHECK_FALSE(by_index(p));
+    }
+  }
+  Problem fixed = packed(100);
+  fixed.batch_invariant = true;
+  CHECK_FALSE(by_index(fixed));
+  Problem used = packed(100);
+  used.seqused_q = true;
+  CHECK_FALSE(by_index(used));
+  // A bound that may be what q has rows: most tiles would not exist.
+  Problem loose = packed(100);
+  loose.seqlen_q = static_cast<int>(loose.total_q);
+  CHECK_FALSE(by_index(loose));
+}
+
 TEST_CASE("plan: where each sequence has one tile, a tile of fewer rows is no more than those that metadata count") {
   for (bool const is_packed : {false, true}) {
     Problem p = ragged(8, 215, 128, 200);  // 64 rows

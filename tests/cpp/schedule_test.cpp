@@ -465,7 +465,9 @@ std::vector<Done> run_tile_list(AttentionParams const& params, KernelPlan const&
     if (kernel.ranked) {
       run(RankedTileSource(params, kernel.tile.keys, cta, room.data()));
     } else {
-      run(DenseWorkSource(params, cta, params.parts.on()));
+      bool const listed = kernel.tile.calls != Calls::kDense;
+      int const queries = listed ? slabs_of(kernel.tile) * params.packing.queries_per_slab : 0;
+      run(DenseWorkSource(params, cta, params.parts.on(), queries));
     }
   }
   return done;
@@ -2294,6 +2296,41 @@ TEST_CASE("clusters: a slot of the workspace takes one tile, also of sequences l
   REQUIRE(run_clusters(params_of(call, kernel), kernel, done) == "");
   CHECK(done.size() == request.lengths.size() * 4);
   for (Done const& d : done) { CHECK((d.item.slot >= 0 && d.item.m == 0)); }
+}
+
+TEST_CASE("schedule: tiles of short sequences follow from their index, also those behind the bound on queries") {
+  Random random(296);
+  int beyond = 0;  // calls with a sequence that has more tiles than the bound says
+  for (int i = 0; i < 400; ++i) {
+    Request r;
+    r.head_dim = one_of<int>(random, {64, 96, 128, 192, 256});
+    std::tie(r.heads_q, r.heads_k) = one_of<std::pair<int, int>>(random, {{8, 8}, {8, 2}, {5, 1}, {16, 1}});
+    r.options.num_splits = 1;
+    r.options.causal = pick(random, 0, 1) == 0;
+    r.packed_k = pick(random, 0, 1) == 0;
+    int const longest = pick(random, 80, 2 * 64);  // two of the narrowest blocks
+    int const batch = pick(random, 2, 60);
+    for (int b = 0; b < batch; ++b) {
+      int const q = pick(random, 0, longest);
+      r.lengths.push_back({q, r.options.causal ? q : pick(random, 0, longest)});
+    }
+    Call call;
+    make_call(r, call);
+    call.problem.seqlen_q = max_of(65, call.problem.seqlen_q * pick(random, 1, 4) / 4);
+    call.plan = plan(call.problem, card(132));
+    CAPTURE(text_of(r));
+    CAPTURE(call.plan.explain());
+    REQUIRE_FALSE(call.plan.listed);
+    REQUIRE(call.plan.kernels.size() == 1);
+    KernelPlan const& kernel = call.plan.kernels.front();
+    if (kernel.has_several_tiles()) { continue; }
+    AttentionParams const params = params_of(call, kernel);
+    auto const tiles = parts_of_tiles(params, run_tile_list(params, kernel));
+    CHECK(coverage_fault(call, kernel, params, tiles) == "");
+    beyond += std::ranges::any_of(
+        tiles, [&](auto const& tile) { return std::get<2>(tile.first) >= params.scheduler.m_blocks; });
+  }
+  CHECK(beyond > 100);
 }
 
 TEST_CASE("two kernels: decode leaves prefill the SMs that it needs, and keeps those that read nearly as fast as all") {

@@ -1,5 +1,6 @@
-"""Drafts and prompts of as many queries on few keys: tiles follow from their index, whatever lengths are, and no schedule
-is read. Each sequence has one tile, or as many as all of its queries need.
+"""Sequences on few keys: tiles follow from their index, whatever lengths are, and no schedule is read. Drafts and prompts
+of as many queries have one tile each, or as many as all of its queries need; others up to 128 keys, and as many tiles
+as the bound on queries says, behind which a sequence may have more.
 """
 
 from __future__ import annotations
@@ -37,12 +38,21 @@ KEYS = {  # of each sequence; all have as many queries
         17,
     ),
     "many": tuple(7 * i % 400 for i in range(70)),
-    "alike": (200,) * 20,
+    "alike": (300,) * 20,
 }
 PROMPTS = {  # queries, and keys of each sequence
     "without keys before them": (200, (200,) * 12),
     "with some, or fewer keys than queries": (700, (700, 701, 900, 640, 0, 3, 933)),
     "that fill no tile": (193, (193, 200, 257, 256) * 9),
+}
+RAGGED = {  # queries and keys of each sequence
+    "prompts": tuple((37 * i % 128 + 1, 37 * i % 128 + 1) for i in range(100)),
+    "of a few tokens": tuple((9 + i % 17, 9 + i % 17) for i in range(100)),
+    "chunks, or more queries than keys, none and one": (
+        *((0, 128), (128, 0), (1, 128), (128, 1), (16, 17), (17, 16), (0, 0), (128, 128)),
+        *((63, 64), (64, 65), (65, 64), (100, 30), (30, 100)),
+    ),
+    "one longer than the others": ((128, 128), *((40, 90),) * 99),
 }
 LAYOUTS = (
     {"keys": "paged", "page_size": 16},
@@ -55,11 +65,20 @@ LAYOUTS = (
 )
 
 
+RAGGED_LAYOUTS = ({"keys": "packed"}, *LAYOUTS[:4])
+
+
 def short(why: str, queries: int = 16, **given) -> Batch:
     """With eight query heads for each of K and V."""
     keys = KEYS[why]
     fields = {"heads_q": 64, "heads_k": 8, "causal": True, "num_splits": 0, "tail_q": 0, **given}
     return main_dims(Batch(why, (queries,) * len(keys), keys, **fields))
+
+
+def ragged(why: str, **given) -> Batch:
+    """With four query heads for each of K and V, which share a tile."""
+    queries, keys = zip(*RAGGED[why], strict=True)
+    return main_dims(Batch(why, queries, keys, **{"heads_q": 8, "heads_k": 2, "causal": True, **given}))
 
 
 def is_by_index(batch: Batch) -> bool:
@@ -71,6 +90,8 @@ def test_the_plan_takes_them():
     made = [short(why, **layout) for why in KEYS for layout in LAYOUTS[:3]]
     assert all(is_by_index(batch) for batch in made), [batch.why for batch in made if not is_by_index(batch)]
     assert not is_by_index(short("alike", tail_q=1, **LAYOUTS[0]))
+    found = [ragged(why, **layout) for why in RAGGED for layout in RAGGED_LAYOUTS]
+    assert all(is_by_index(batch) for batch in found), [batch.why for batch in found if not is_by_index(batch)]
 
 
 @pytest.mark.parametrize("mask", small_masks())
@@ -138,4 +159,47 @@ def test_a_graph_serves_other_lengths():
         tuple((16, 50 * i) for i in range(20)),
         tuple((i % 17, 50 * i) for i in range(20)),
         ((0, 0),) * 19 + ((16, 1000),),
+    ])  # fmt: skip
+
+
+@pytest.mark.parametrize("mask", small_masks())
+@pytest.mark.parametrize("kernel", MAIN, ids=name_of)
+def test_ragged_masks_and_layouts(kernel, mask):
+    """Of the tiles that the bound allows some are empty, full or see nothing."""
+    first = list(small_masks()).index(mask) + MAIN.index(kernel)
+    options = {"causal": False, **small_masks()[mask]}
+    judge_all([
+        ragged(why, **on(kernel, num_splits=i % 2, seed=i, **{**options, **RAGGED_LAYOUTS[(first + i) % 5]}))
+        for i, why in enumerate(RAGGED)
+    ])  # fmt: skip
+
+
+@pytest.mark.parametrize("ratio", [1, 3, 8, 16, 64])
+def test_ragged_heads(ratio):
+    judge_all(
+        ragged(why, heads_q=3 * ratio, heads_k=3, sinks="fp32", **layout) for why in RAGGED for layout in RAGGED_LAYOUTS
+    )
+
+
+@pytest.mark.parametrize("why", RAGGED)
+@pytest.mark.parametrize("kernel", MAIN, ids=name_of)
+def test_bounds_on_queries_that_do_not_hold(kernel, why):
+    """The block that has the last tile which the bound allows takes those behind it, with the same bits."""
+    for layout in RAGGED_LAYOUTS[:2]:
+        case = ragged(why, **on(kernel, **layout))
+        assert is_by_index(case)
+        made = make(case)
+        expected = judged_results(made)
+        for bound in (17, 40, 128, 500):
+            require_same(case, f"max_seqlen_q {bound}", attend(made, max_seqlen_q=bound), expected)
+
+
+def test_a_graph_serves_more_queries_than_its_bound():
+    """Captured for sequences of 20 queries, replayed with up to 381 in one of them."""
+    case = main_dims(Batch("20 x 20", (20,) * 20, (128,) * 20, 8, 2, causal=True, tail_q=0, **LAYOUTS[0]))
+    assert is_by_index(case)
+    require_graph_serves(case, [
+        tuple((20, 6 * i) for i in range(20)),
+        (*((1, 100),) * 19, (381, 128)),
+        ((400, 128), *((0, 90),) * 19),
     ])  # fmt: skip
