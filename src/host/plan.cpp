@@ -145,8 +145,7 @@ void share_out(PlanRequest const& request, Plan& plan) {
   } else if (alike) {
     because(plan, "schedule",
             known ? "none: there are as many rows of q and k as if all sequences were as long as they may be"
-                  : "none: one tile for each sequence and group of heads, or prompts, of so few keys that the order "
-                    "hardly counts");
+                  : "none: sequences have so few keys that the order of their tiles hardly counts");
     plan_alike(request, plan, prefill);
   } else {
     plan_dense(request, plan);

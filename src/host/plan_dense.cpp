@@ -10,6 +10,7 @@
 
 #include "host/plan_request.h"
 #include "host/require.h"
+#include "host/schedule_shape.h"
 #include "host/tile_order.h"
 #include "kernels/block_range.h"
 
@@ -201,6 +202,8 @@ void explain_packing(PlanRequest const& request, Plan& plan, std::vector<Candida
     because(plan, "packing", plan.packed_heads, " heads of q for each of k share a tile, which holds all queries");
   } else if (g > kSlabRows) {
     because(plan, "packing", "off: ", g, " heads of q for each of k are more than the ", kSlabRows, " rows of a slab");
+  } else if (best_of_packing.size() == 1) {
+    because(plan, "packing", g, " heads share a tile: most sequences have fewer queries than the longest");
   } else {
     auto const us = [&](int i) {
       return microseconds(expected_us(request, best_of_packing[static_cast<std::size_t>(i)]));
@@ -215,7 +218,8 @@ void explain_packing(PlanRequest const& request, Plan& plan, std::vector<Candida
 }
 
 // Tile and packing together: a window, or few queries, want tiles whose rows are few queries of many heads.
-Candidate choose_tile(PlanRequest const& request, Plan& plan, std::vector<TileRow const*> const& rows) {
+Candidate choose_tile(PlanRequest const& request, Plan& plan, std::vector<TileRow const*> const& rows,
+                      std::vector<int> const& packings) {
   Problem const& problem = request.problem;
   Candidate best;
   std::vector<Candidate> best_of_packing;
@@ -223,7 +227,7 @@ Candidate choose_tile(PlanRequest const& request, Plan& plan, std::vector<TileRo
   auto const is_better = [&](Candidate const& found, Candidate const& than) {
     return found.row != nullptr && (than.row == nullptr || expected_us(request, found) < expected_us(request, than));
   };
-  for (int const packed_heads : candidate_packings(request)) {
+  for (int const packed_heads : packings) {
     Candidate best_here;
     for (TileRow const* const row : rows) {
       bool const holds = !has_one_block(row->tile) || one_block_holds(row->tile, problem.mask, packed_heads);
@@ -332,11 +336,15 @@ double us_of_sequence(PlanRequest const& request, TileRow const& row, int packed
 
 void plan_alike(PlanRequest const& request, Plan& plan, PrefillChoice const& prefill) {
   TileRow const& row = request.tile_row(prefill.use);
-  run_whole_tiles(request, plan, row.tile, choose_tile(request, plan, {&measured_row(row)}));
+  // What a tile costs is known of the longest sequence alone.
+  bool const are_as_long = bound_on_queries_holds(request.problem);
+  std::vector<int> const packings =
+      are_as_long ? candidate_packings(request) : std::vector{request.scheduled_packing()};
+  run_whole_tiles(request, plan, row.tile, choose_tile(request, plan, {&measured_row(row)}, packings));
 }
 
 void plan_dense(PlanRequest const& request, Plan& plan) {
-  Candidate const chosen = choose_tile(request, plan, candidate_rows(request));
+  Candidate const chosen = choose_tile(request, plan, candidate_rows(request), candidate_packings(request));
   if (chosen.row->use == TileUse::kPaired) {
     plan_pairs(request, plan, *chosen.row);
   } else {

@@ -220,8 +220,8 @@ bool cuts_step_evenly(PlanRequest const& request);
 // Whether packed q and k have just the rows of sequences that are all as long as they may be, and no tile is to be cut:
 // then a schedule has nothing to find out. Sequences may still be shorter, and rows count for none.
 bool lengths_are_known(PlanRequest const& request);
-// Whether tiles are so short that finding them in a schedule takes longer than its order saves: each sequence has one,
-// of any length, or all have about as many, as prompts have.
+// Whether tiles are so short that finding them in a schedule takes longer than its order saves: of sequences of at most
+// two blocks of keys, or where each has one tile, of any length, or all have about as many, as prompts have.
 bool order_saves_little(PlanRequest const& request, PrefillChoice const& choice);
 bool whole_tiles_suffice(PlanRequest const& request);
 void plan_listed(PlanRequest const& request, Plan& plan, PrefillChoice const& prefill);

@@ -87,8 +87,12 @@ FEW_SEQUENCES = {
 
 
 def short() -> list[Case]:
-    """A prompt, a chunk of one behind keys that are there already, or a few of these, that leave most of the card idle."""
+    """A prompt, a chunk of one behind keys that are there already, or a few of these, that leave most of the card idle.
+    Then many short texts without a cache, as rerankers and models of embeddings have them.
+    """
     suite = "short"
+    texts = (((64, 10, 250), (12, 12, 64), False), ((32, 60, 120), (16, 16, 128), False),
+             ((100, 8, 64), (8, 8, 128), True), ((32, 20, 150), (32, 8, 128), True))  # fmt: skip
     return [
         Case(*(suite, f"{count(queries)} on {count(keys)}, {heads_q}/{heads_k}, d{head_dim}", 1, queries, keys),
              heads_q, heads_k, head_dim, call="varlen", page_size=16, goal=1.00)
@@ -101,6 +105,11 @@ def short() -> list[Case]:
              queries=tuple(q for q, _ in sequences), lengths=tuple(k for _, k in sequences))
         for heads_q, heads_k, head_dim in ((8, 1, 128), (32, 8, 128), (8, 1, 64))
         for name, sequences in FEW_SEQUENCES.items()
+    ] + [
+        Case(suite, f"{number} of {least} to {most}, {heads_q}/{heads_k}, d{head_dim}{'' if causal else ', full'}",
+             number, most, most, heads_q, heads_k, head_dim, call="varlen", causal=causal, goal=1.00,
+             lengths=ragged_lengths(number, least, most, 0))
+        for (number, least, most), (heads_q, heads_k, head_dim), causal in texts
     ]  # fmt: skip
 
 

@@ -81,8 +81,8 @@ def ragged(why: str, **given) -> Batch:
     return main_dims(Batch(why, queries, keys, **{"heads_q": 8, "heads_k": 2, "causal": True, **given}))
 
 
-def is_by_index(batch: Batch) -> bool:
-    return "the order hardly counts" in "\n".join(plan_of(batch).reasons)
+def is_by_index(batch: Batch, **changes) -> bool:
+    return "hardly counts" in "\n".join(plan_of(batch, **changes).reasons)
 
 
 def test_the_plan_takes_them():
@@ -187,10 +187,10 @@ def test_bounds_on_queries_that_do_not_hold(kernel, why):
     """The block that has the last tile which the bound allows takes those behind it, with the same bits."""
     for layout in RAGGED_LAYOUTS[:2]:
         case = ragged(why, **on(kernel, **layout))
-        assert is_by_index(case)
+        assert all(is_by_index(case, max_seqlen_q=bound) for bound in (17, 40, 128))
         made = make(case)
         expected = judged_results(made)
-        for bound in (17, 40, 128, 500):
+        for bound in (17, 40, 128, 500):  # the last one with a schedule in most kernels
             require_same(case, f"max_seqlen_q {bound}", attend(made, max_seqlen_q=bound), expected)
 
 
