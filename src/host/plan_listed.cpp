@@ -16,7 +16,7 @@ namespace {
 // prompts 0.88; chunks of several tiles on keys of different lengths would take up to 1.6 (docs/performance-notes.md,
 // step 293).
 constexpr std::int64_t kKeysOfShortTile = 1024;
-// So are those of sequences of so many key blocks, however many queries each has: 119 calls of ragged prompts took 0.74
+// So are those of sequences of so many key blocks, however many queries each has: 120 calls of ragged prompts took 0.74
 // of the time; with three blocks 0.96, with more 1.1 (step 296).
 constexpr int kBlocksOfShortSequence = 2;
 

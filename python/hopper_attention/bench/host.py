@@ -52,9 +52,9 @@ HOST_CASES = [
     HostCase(_case("paged", "varlen", 16), ONE_LAUNCH_US),
     HostCase(_case("paged, out allocated", "varlen", 16), ONE_LAUNCH_US + ALLOCATING_US, without=("out",)),
     HostCase(_case("paged cache", "cache", 16), ONE_LAUNCH_US),
-    # So many queries that no decode path takes the call, of more sequences than do without a schedule, on more keys than
-    # those that do, one of them with fewer queries than the others: schedule, prefill. Keys so long that tiles may be cut, beside single queries: prefill,
-    # decode, combine.
+    # So many queries that no decode path takes the call, of more sequences and on more keys than those that do without a
+    # schedule, one of them with fewer queries than the others: schedule, prefill. Keys so long that tiles may be cut,
+    # beside single queries: prefill, decode, combine.
     HostCase(
         Case(
             *("host", "paged, schedule made (2 launches)", MANY, 32, 512, 32, 8, 128),
