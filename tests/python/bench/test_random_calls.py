@@ -20,7 +20,7 @@ def test_a_seed_gives_the_same_calls(tool):
     found = tool.calls(3, 160)
     assert found == tool.calls(3, 160)
     assert found != tool.calls(4, 160)
-    assert {kind for kind, _ in found} == set(tool.TURNS) == set(tool.KINDS) - {"arrivals"}
+    assert {kind for kind, _ in found} == set(tool.TURNS) == set(tool.KINDS) - {"arrivals", "texts"}
     assert [case for kind, case in found if kind == "mixed"] == [case for _, case in tool.calls(3, 160, ("mixed",))]
 
 
@@ -44,6 +44,15 @@ def test_steps_of_few_sequences_are_asked_for_by_name(tool):
     singles = [sum(q == 1 for q in case.q_lengths) for case in found]
     assert set(singles) == {0, 1, 2, 3} and all(case.batch > few for case, few in zip(found, singles, strict=True))
     assert {case.head_dim for case in found} == {64, 96, 128, 192, 256}
+
+
+def test_texts_of_different_lengths_are_asked_for_by_name(tool):
+    found = [case for _, case in tool.calls(2, 200, ("texts",))]
+    assert len(found) > 150
+    assert all(case.k_lengths == case.q_lengths for case in found)
+    assert sum(len(set(case.k_lengths)) > 1 for case in found) > 0.9 * len(found)
+    assert all(1 <= n <= 1024 for case in found for n in case.k_lengths)
+    assert {case.page_size for case in found} == {0, 16} and {case.causal for case in found} == {False, True}
 
 
 def test_rows_of_query(tool):
