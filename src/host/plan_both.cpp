@@ -76,8 +76,7 @@ bool are_mostly_prompts(PlanRequest const& request) {
   bool const is_short =
       request.full_tiles(request.tile_row(request.many_use()).tile) <= kMostRounds * request.device.sm_count;
   std::int64_t const batch = problem.batch;
-  return is_short && 4 * problem.total_q >= batch * problem.seqlen_q &&
-         problem.total_q * request.scheduled_packing() > batch * kSlabRows;
+  return is_short && has_quarter_of_rows(problem) && problem.total_q * request.scheduled_packing() > batch * kSlabRows;
 }
 
 TileRow const* mixed_row(PlanRequest const& request) {

@@ -33,22 +33,20 @@ std::int64_t most_tiles_of_group(Problem const& problem, KernelFamily family, in
 // takes little time for tiles that do not exist, unless these are many. `queries` of a tile.
 bool are_short_sequences(PlanRequest const& request, PrefillChoice const& choice, int queries) {
   constexpr int kMostTilesOverExisting = 4;
-  constexpr int kMostQueriesOverMean = 4;
   Problem const& problem = request.problem;
   TileConfig const& tile = request.tile_row(choice.use).tile;
   if (problem.seqlen_k > kBlocksOfShortSequence * tile.keys) { return false; }
   // Which of two kernels it is must not follow from the bound on queries, if their tiles differ.
   TileRow const* const mixed = mixed_row(request);
-  if (mixed != nullptr && (mixed->tile.rows != tile.rows || mixed->tile.keys != tile.keys)) { return false; }
+  if (mixed != nullptr && !same_size(mixed->tile, tile)) { return false; }
   std::int64_t const tiles = problem.batch * std::int64_t{ceil_div(problem.seqlen_q, queries)};
   std::int64_t const of_all_heads = tiles * request.scheduled_groups();
   if (of_all_heads > kMaxTiles) { return false; }
   // In two rounds, blocks that rank tiles are as fast, since they take none that does not exist.
   if (of_all_heads > request.device.sm_count && needs_no_schedule(request, choice)) { return false; }
   if (!problem.packed_q) { return true; }
-  // Beside a prompt most may have single queries, for which there are other kernels.
-  std::int64_t const longest = problem.batch * std::int64_t{problem.seqlen_q};
-  bool const may_be_few = problem.num_splits != 1 && longest > kMostQueriesOverMean * problem.total_q;
+  // For single queries there are other kernels.
+  bool const may_be_few = problem.num_splits != 1 && !has_quarter_of_rows(problem);
   return !may_be_few && tiles <= kMostTilesOverExisting * (problem.total_q / queries + problem.batch);
 }
 

@@ -47,6 +47,15 @@ constexpr int units_of_ends(TileConfig const& tile) {
   return (row->cost.tile + row->cost.block / 2) / row->cost.block;
 }
 
+// Whether two kernels compute tiles of the same size, which decides bits.
+constexpr bool same_size(TileConfig const& a, TileConfig const& b) { return a.rows == b.rows && a.keys == b.keys; }
+
+// Whether a packed q has a quarter of the rows that its sequences could have, so that most may be about as long as the
+// longest. With fewer, most may have single queries beside a prompt.
+inline bool has_quarter_of_rows(Problem const& problem) {
+  return 4 * problem.total_q >= std::int64_t{problem.batch} * problem.seqlen_q;
+}
+
 // Query rows of a sequence. Of one sequence alone, at most as many as q has, whatever the bound on its length is.
 inline int query_rows_of_sequence(Problem const& problem) {
   return static_cast<int>(problem.packed_q && problem.batch == 1 ? problem.total_q : problem.seqlen_q);
@@ -190,7 +199,7 @@ inline bool may_part_many(Plan const& plan, KernelPlan const& kernel, Problem co
   TileRow const* const row = row_for_both(problem);
   if (!are_known || row == nullptr || kernel.family != KernelFamily::kPrefill) { return false; }
   if (is_mixed(row->tile.calls)) { return is_mixed(kernel.tile.calls); }
-  bool const same_tile = kernel.tile.rows == row->tile.rows && kernel.tile.keys == row->tile.keys;
+  bool const same_tile = same_size(kernel.tile, row->tile);
   return same_tile && (plan.for_both || problem.batch == 1);
 }
 

@@ -48,14 +48,14 @@ constexpr double kSharedBytesPerUs = 6.5e6;
 // A block with the tile of 64 rows, which its instructions bound.
 constexpr double kBlockOf64RowsBytesPerUs = 45e3;
 
-// Of tiles of more than 16 rows, by the times of 88 calls, each with up to 19 shares (docs/performance-notes.md, step
+// Of tiles of more than 16 rows, by the times of 88 calls, each with up to 24 shares (docs/performance-notes.md, step
 // 295). What a block takes for 128 keys at least where it is alone on its SM: with head dim 96 0.95 us, with 128 1.0.
 // Where two share one, what the second adds.
 constexpr int kKeysOfLongStep = 128;
 constexpr double kUsOfLongStep = 0.97;
 constexpr double kSecondOfTwoBytesPerUs = 20e3;
-// What a row adds where several clusters take a tile, whose parts a kernel merges: two parts by clusters of two take
-// 4 us longer than by one of four with 40 rows, 8 with 64.
+// What a row adds where several clusters take a tile, whose parts a kernel merges: two clusters of two take 4 us
+// longer than one of four with 40 rows, 8 with 64.
 constexpr double kUsOfRowOfPairs = 0.08;
 constexpr double kUsOfRowOfClusters = 0.06;
 

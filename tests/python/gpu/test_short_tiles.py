@@ -81,6 +81,16 @@ def ragged(why: str, **given) -> Batch:
     return main_dims(Batch(why, queries, keys, **{"heads_q": 8, "heads_k": 2, "causal": True, **given}))
 
 
+def in_turn(make_batch, names, layouts, kernel, mask) -> list[Batch]:
+    """A batch of each name, with one layout after the other, beginning elsewhere for each kernel and mask."""
+    first = list(small_masks()).index(mask) + MAIN.index(kernel)
+    options = {"causal": False, **small_masks()[mask]}
+    return [
+        make_batch(why, **on(kernel, num_splits=i % 2, seed=i, **{**options, **layouts[(first + i) % len(layouts)]}))
+        for i, why in enumerate(names)
+    ]
+
+
 def is_by_index(batch: Batch, **changes) -> bool:
     return "hardly counts" in "\n".join(plan_of(batch, **changes).reasons)
 
@@ -98,12 +108,7 @@ def test_the_plan_takes_them():
 @pytest.mark.parametrize("kernel", MAIN, ids=name_of)
 def test_masks_and_layouts(kernel, mask):
     """A tile sees nothing, all keys or some under each mask; caches are of any layout."""
-    first = list(small_masks()).index(mask) + MAIN.index(kernel)
-    options = {"causal": False, **small_masks()[mask]}
-    judge_all([
-        short(why, **on(kernel, num_splits=i % 2, seed=i, **{**options, **LAYOUTS[(first + i) % len(LAYOUTS)]}))
-        for i, why in enumerate(KEYS)
-    ])  # fmt: skip
+    judge_all(in_turn(short, KEYS, LAYOUTS, kernel, mask))
 
 
 @pytest.mark.parametrize("why", PROMPTS)
@@ -166,12 +171,7 @@ def test_a_graph_serves_other_lengths():
 @pytest.mark.parametrize("kernel", MAIN, ids=name_of)
 def test_ragged_masks_and_layouts(kernel, mask):
     """Of the tiles that the bound allows some are empty, full or see nothing."""
-    first = list(small_masks()).index(mask) + MAIN.index(kernel)
-    options = {"causal": False, **small_masks()[mask]}
-    judge_all([
-        ragged(why, **on(kernel, num_splits=i % 2, seed=i, **{**options, **RAGGED_LAYOUTS[(first + i) % 5]}))
-        for i, why in enumerate(RAGGED)
-    ])  # fmt: skip
+    judge_all(in_turn(ragged, RAGGED, RAGGED_LAYOUTS, kernel, mask))
 
 
 @pytest.mark.parametrize("ratio", [1, 3, 8, 16, 64])
